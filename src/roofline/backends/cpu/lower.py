@@ -4,7 +4,6 @@ native/records.h says which numbers operations have and in which order the field
 the native module.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

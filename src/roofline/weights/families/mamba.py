@@ -56,7 +56,7 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration."""
     fields = hf_fields.with_defaults(fields, _DEFAULTS)
     ours = scan_models.from_hf(fields, "mamba", tied=True)
-    ours |= scans.read_sizes(fields, _KEYS, {}) | {"inner": scan_models.channels(fields, ours["width"])}
+    ours |= scans.read_sizes(fields, _KEYS) | {"inner": scan_models.channels(fields, ours["width"])}
     ours["rank"] = rank(fields, "time_step_rank", ours["width"])
     if model_type == "falcon_mamba":
         ours |= {"scan_norms": "plain", "scan_eps": fields.get("mixer_rms_eps", float, 1e-6)}
@@ -87,7 +87,7 @@ def to_hf(config: Config) -> Config:
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration; the norms of B, C and steps have the epsilon of the others."""
     ours = scan_models.from_gguf(model, "mamba", (*_GGUF_KEYS.values(), _NORMED))
-    ours |= scans.read_sizes(model.fields, _GGUF_KEYS, {})
+    ours |= scans.read_sizes(model.fields, _GGUF_KEYS)
     if model.fields.get(_NORMED, bool, False):
         ours |= {"scan_norms": "plain", "scan_eps": ours["norm_eps"]}
     return ours

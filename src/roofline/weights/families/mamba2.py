@@ -29,7 +29,7 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     fields.values.get("time_step_rank")
     fields = hf_fields.with_defaults(fields, _DEFAULTS)
     ours = scan_models.from_hf(fields, "mamba2", tied=False)
-    ours |= scans.read_sizes(fields, _KEYS, {}) | {"inner": scan_models.channels(fields, ours["width"])}
+    ours |= scans.read_sizes(fields, _KEYS) | {"inner": scan_models.channels(fields, ours["width"])}
     scans.check_sizes(fields, ours, "num_heads", "n_groups")
     if fields.need("head_dim", int) * ours["scan_heads"] != ours["inner"]:
         fields.refuse("head_dim", f"times {ours['scan_heads']} heads is not {ours['inner']} channels")
@@ -40,7 +40,7 @@ def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
     fields = scan_models.to_hf(config, "mamba2", "Mamba2")
     fields |= {"num_heads": config["scan_heads"], "head_dim": config["inner"] // config["scan_heads"]}
-    return fields | {"n_groups": config.get("groups", 1), "time_step_limit": scans.step_bounds_to_hf(config)}
+    return fields | {"n_groups": config.get("groups", 1)} | scans.step_bounds_to_hf(config, "time_step_limit")
 
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
