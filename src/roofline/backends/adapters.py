@@ -40,8 +40,8 @@ class AdapterSlots:
         # Converters to GGUF permute Llama's rows of q and k, whose rotation then turns neighbours. GLM-4's does in
         # every file; it is told apart by turning half of each head, which Llama's never does.
         tables = program.tables.values()
-        whole = set(self._head_dims.values())
-        self._permutes = any(table.style == "interleaved" and table.dim in whole for table in tables)
+        dims = set(self._head_dims.values())
+        self._permutes = any(table.style == "interleaved" and table.dim in dims for table in tables)
         ranks = [i.attr("ranks") // self._parts(i.attr("group")) for i in program.body if i.op == "adapter_down"]
         self.rank = int(ranks[0]) if ranks else 0  # the largest of an adapter
         self.placed: dict[int, Sequence[PlacedMatrix]] = {}

@@ -139,8 +139,8 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     changed = fields.changed({count: kv_heads, gguf_fields.WINDOW_KEYS[0]: slides})
     refuse_unless_neutral(fields, {"expert_weights_scale": (0.0, 1.0)})  # which llama.cpp does not read here
     honoured = (*gguf_fields.WINDOW_KEYS, _SCALE, "attention.value_length", "rope.dimension_count")
-    made = gguf_fields.GgufModel(changed, model.shapes, model.rope_factors, model.longrope)
-    config = routed_fields.gguf_routed(made, "mimo2", _ROUTER, "half", honoured) | _OURS
+    uniform = gguf_fields.GgufModel(changed, model.shapes, model.rope_factors, model.longrope)
+    config = routed_fields.gguf_routed(uniform, "mimo2", _ROUTER, "half", honoured) | _OURS
     dense = [layer for layer in range(layers) if f"layers.{layer}.mlp.router.weight" not in model.shapes]
     config |= {"dense": dense, "dense_ffn": fields.need("feed_forward_length", int)} if dense else {}
     config |= {"window_kv_heads": window_heads, "value_dim": fields.need("attention.value_length", int)}
