@@ -381,7 +381,6 @@ class _Writer:
         return shapes.pop() if shapes else shape
 
 
-<<<<<<< HEAD
 def _headed(program: Program, op: str, *traits: Trait) -> dict[str, Instr]:
     """Values whose columns are those of the heads of an op, which ops with one of the traits pass on, with that op."""
     sources: dict[str, Instr] = {}
@@ -391,16 +390,6 @@ def _headed(program: Program, op: str, *traits: Trait) -> dict[str, Instr]:
         if instr.op == op or before:
             sources[instr.output.name] = instr if instr.op == op else before[0]
     return sources
-=======
-def _attended(program: Program) -> dict[str, Instr]:
-    """Values whose columns are those of an attention's heads, with that attention."""
-    attends: dict[str, Instr] = {}
-    for instr in program.body:
-        before = [attends[name] for name in instr.inputs if name in attends] if instr.has(Trait.BY_COLUMN) else []
-        if instr.op == "attend" or before:
-            attends[instr.output.name] = instr if instr.op == "attend" else before[0]
-    return attends
->>>>>>> q-geometry
 
 
 def _columns_of_heads(heads: Range, dim: int) -> Cut:
