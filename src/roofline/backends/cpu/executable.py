@@ -97,7 +97,6 @@ class CpuExecutable:
         self.vocab_size = lowered.vocab
         self.image, self._model = image, model
         self.weights_check: BackgroundCheck | None = None
-        self._places: dict[str, tuple[ArenaPlace, bool]] = {}  # of hidden rows, and whether they are of logit rows
         self.guesser: GuessingExecutable | None = None  # see `backends.base.KeepsHidden`
         self._steps = StepEdges()
         self._arena = _native.Memory(_arena_bytes(lowered, limits) + 64)
@@ -340,6 +339,11 @@ class CpuExecutable:
         from roofline.program.ir import HIDDEN
 
         self._rows_of(HIDDEN)[:] = rows
+
+    @cached_property
+    def _places(self) -> "dict[str, tuple[ArenaPlace, bool]]":
+        """Places of hidden rows that were asked for, and whether they are of logit rows."""
+        return {}
 
     def _rows_of(self, name: str) -> np.ndarray:
         """float32 [tokens or rows of the step in `batch`, width]: a value where it lies in the arena."""
