@@ -18,7 +18,7 @@ HOST_HEAD_UNIT = 16  # elements: of a head in the cache
 HOST_STEP = (512, 64)  # tokens and sequences of the largest step: on a CPU longer ones only make other requests wait
 # Fields of configurations whose layers keep recurrent state, or keys of several shapes or for several layers: their
 # classes, which say how much, take a part of a tenth of a second to import, so no others are asked.
-BY_LAYER = ("recurrent",)
+BY_LAYER = ("recurrent", "global_head_dim", "sharing_layers")
 
 
 class CacheSize(NamedTuple):

@@ -65,6 +65,9 @@ def read_otherwise(config: JsonObject) -> list[str]:
         notes.append(f"{unloaded} with the tensor {GGUF_ROPE_FACTORS}, in which files have this scaling of rope")
     if config["tied"] and form.architecture in _WITH_HEAD:
         notes.append(f"{unloaded} without a head of its own, which this model shares with the embedding")
+    if form.architecture == "gemma3n" and config.get("sharing_layers"):
+        what = "without keys and values of the layers that read those of others, which this model does not have"
+        notes.append(f"{unloaded} {what}")
     ramp = (scaling.get("beta_fast", YARN_BETA_FAST), scaling.get("beta_slow", YARN_BETA_SLOW))
     if ramp != (YARN_BETA_FAST, YARN_BETA_SLOW) and form.architecture not in _RAMPED:
         what = f"llama.cpp computes YaRN of the architecture {form.architecture} with the usual ends of its ramp"
