@@ -37,6 +37,7 @@ _WINDOWED_IN_LAYERS = {"exaone4": 64}  # and those that have windows for it wher
 _RAMPED = ("mistral3",)  # architectures of which it reads where YaRN's ramp ends
 _DIVIDED = ("llama", "granite", "arcee", "mistral3", "exaone4")  # that may have divisors of the rope frequencies there
 _WITH_HEAD = ("gptneox", "olmo2", "gpt-oss", "qwen2moe")  # that must have a head there
+_CAP_OF_GEMMA3N = 30.0
 _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
 
@@ -68,6 +69,10 @@ def read_otherwise(config: JsonObject) -> list[str]:
     if form.architecture == "gemma3n" and config.get("sharing_layers"):
         what = "without keys and values of the layers that read those of others, which this model does not have"
         notes.append(f"{unloaded} {what}")
+    if form.architecture == "gemma3n" and config["logit_cap"] != _CAP_OF_GEMMA3N:
+        notes.append(
+            f"llama.cpp caps the logits of the architecture gemma3n at {_CAP_OF_GEMMA3N:g}, whatever a file says"
+        )
     ramp = (scaling.get("beta_fast", YARN_BETA_FAST), scaling.get("beta_slow", YARN_BETA_SLOW))
     if ramp != (YARN_BETA_FAST, YARN_BETA_SLOW) and form.architecture not in _RAMPED:
         what = f"llama.cpp computes YaRN of the architecture {form.architecture} with the usual ends of its ramp"
