@@ -46,9 +46,11 @@ QWEN = BASE | {"family": "qwen"}
 CUT = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64.0}  # to whole dimensions
 WIDE_GPT2 = LEARNED | {"family": "gpt2", "activation": "gelu_tanh", "ffn": 256}  # the converter knows no other width
 GEMMA3_BY_SIX = GEMMA3 | {"query_scalar": 32.0, "layers": 6, "layer_windows": [9, 9, 9, 9, 9, 0]}
-# llama.cpp knows one rank, one width of layers' inputs, and where layers share; of so many layers.
-GEMMA3N_AS_PUBLISHED = GEMMA3N | {"layers": 25, "layer_windows": [9, 9, 9, 9, 0] * 5, "sharing_layers": 5}
-GEMMA3N_AS_PUBLISHED |= {"laurel_rank": 64, "layer_width": 256, "sparsity": [0.95] * 10 + [0.0] * 15}
+# llama.cpp knows one rank, one width of layers' inputs and one cap, and cuts off the gates of ten layers, by the
+# deviation of a sample, which is nearly that of all where there are many.
+GEMMA3N_AS_PUBLISHED = GEMMA3N | {"layers": 11, "layer_windows": [9, 9, 9, 9, 0, 9, 9, 9, 9, 0, 9], "ffn": 8192}
+GEMMA3N_AS_PUBLISHED |= {"sharing_layers": 0, "laurel_rank": 64, "layer_width": 256, "logit_cap": 30.0}
+GEMMA3N_AS_PUBLISHED |= {"sparsity": [0.95] * 10 + [0.0]}
 
 EXACT_ROWS = {"norm_eps": 1e-6}  # by which llama.cpp norms compressed rows, too; transformers always by this
 SIGMOIDS = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}

@@ -87,7 +87,8 @@ def test_a_family_has_the_logits_of_transformers(name: str, llama_cpp: LlamaCpp,
     config = CONFIGS[name] | {"vocab": 320}
     config |= {"layer_vocab": 320} if "layer_vocab" in config else {}
     file = written(tmp_path, theirs(config))
-    assert_same(llama_cpp, file, theirs(config | WINDOWLESS.get(name, {})), 5e-3)
+    most = 1e-2 if name == "gemma3n" else 5e-3  # gates are cut off by the deviation of a sample there
+    assert_same(llama_cpp, file, theirs(config | WINDOWLESS.get(name, {})), most)
 
 
 @pytest.mark.parametrize("kind", MIXTURES)

@@ -574,7 +574,7 @@ CASES |= {
     ),
     "gemma3n_streams": Case(
         "gemma3n_text",
-        "three streams of which the second is active and not scaled, MLPs of several widths, a smaller table of layers",
+        "three streams of which the second is active and not scaled, MLPs of several widths, untied",
         GEMMA3N
         | {"streams": 3, "active": 1, "scales_active": False, "layer_ffns": [128, 96, 64, 64], "layer_vocab": 96}
         | {"sharing_layers": 0, "tied": False},

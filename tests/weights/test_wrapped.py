@@ -21,7 +21,7 @@ from roofline.weights.config.gguf import from_gguf  # noqa: E402
 from roofline.weights.config.hf import from_hf  # noqa: E402
 from roofline.weights.config.unread_keys import unread_keys  # noqa: E402
 from roofline.weights.config.wrapped import WRAPPERS, media_ids, text_fields  # noqa: E402
-from tests.models.parity_cases import Eager  # noqa: E402
+from tests.models.parity_cases import CASES, Eager, theirs  # noqa: E402
 from tests.models.wrapped_models import CONFIGS, logits_of, older_name, wrapped  # noqa: E402
 
 IDS = torch.randint(0, 88, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -42,7 +42,7 @@ def _written(folder: Path, model: Any, state: dict[str, Any]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", WRAPPERS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_a_model_as_transformers_saves_it_and_in_memory(kind: str, tmp_path: Path) -> None:
     model = wrapped(kind)
     model.save_pretrained(tmp_path, max_shard_size="100KB")
@@ -59,7 +59,7 @@ def test_a_model_as_transformers_saves_it_and_in_memory(kind: str, tmp_path: Pat
     assert not open_checkpoint(tmp_path).unused
 
 
-@pytest.mark.parametrize("kind", WRAPPERS)
+@pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("spelling", ["in memory", "before transformers 5", "without a head of its own"])
 def test_names_of_all_times(kind: str, spelling: str, tmp_path: Path) -> None:
     changes = {"tie_word_embeddings": True} if spelling.startswith("without") else {}
@@ -80,7 +80,7 @@ def test_a_tensor_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         open_checkpoint(_written(tmp_path, model, state | twin))
 
 
-@pytest.mark.parametrize("kind", WRAPPERS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_the_text_part_is_read_as_transformers_reads_it(kind: str) -> None:
     """What transformers makes of the keys, with its defaults, gives the same as the keys alone."""
     said = {"model_type": kind, **CONFIGS[kind]}
@@ -128,7 +128,7 @@ def test_layers_of_qwen3_vl_moe_that_are_not_alike_are_refused() -> None:
         assert from_hf(PATH, {**said, "text_config": text}) != from_hf(PATH, said)
 
 
-@pytest.mark.parametrize("kind", WRAPPERS)
+@pytest.mark.parametrize("kind", CONFIGS)
 def test_whether_the_head_is_the_embedding_is_said_outside(kind: str) -> None:
     for outside in (True, False, None):
         for inside in (True, False, None):
@@ -199,6 +199,28 @@ def test_attention_to_what_follows_is_refused_but_among_pictures() -> None:
         said["text_config"]["use_bidirectional_attention"] = value
         with pytest.raises(UnsupportedError, match=rf"text_config.use_bidirectional_attention = {value}"):
             from_hf(PATH, said)
+
+
+def test_the_text_part_of_gemma_3n_in_a_model_whose_tower_is_not_built_here(tmp_path: Path) -> None:
+    """Its tower of vision is another package's, so the model around the text part is its files alone."""
+    text = theirs(CASES["gemma3n"].config)
+    fields = text.config.to_dict()
+    said = {"model_type": "gemma3n", "text_config": fields, "vision_config": {}, "audio_config": {}}
+    said |= {"image_token_id": 90, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(said, default=str))
+    state = {name.replace("model.", "model.language_model.", 1): v for name, v in text.state_dict().items()}
+    state |= {f"model.{tower}.layer.weight": torch.ones(2, 2) for tower in WRAPPERS["gemma3n"].other_modules}
+    state |= {"model.language_model.layers.3.self_attn.k_proj.weight": torch.ones(16, 64)}  # of a layer that shares
+    del state["lm_head.weight"]
+    safetensors_torch.save_file(
+        {key: value.contiguous() for key, value in state.items()}, tmp_path / "model.safetensors"
+    )
+    source = open_checkpoint(tmp_path)
+    assert source.other_parts is not None
+    assert source.other_parts.tensors == 4
+    assert source.unused == ["model.layers.3.self_attn.k_proj.weight"]
+    ids = list(range(40))
+    assert np.abs(Eager(source).step(ids) - logits_of(text, ids)).max() < 1e-5
 
 
 @pytest.mark.parametrize("kind", WRAPPERS)

@@ -19,7 +19,7 @@ HOST_STEP = (512, 64)  # tokens and sequences of the largest step: on a CPU long
 SPARE_SLOTS = 2  # slots of recurrent state that there are at least beside those of a step's sequences, for snapshots
 # Fields of configurations whose layers keep recurrent state, or keys of several shapes or for several layers: their
 # classes, which say how much, take a part of a tenth of a second to import, so no others are asked.
-BY_LAYER = ("recurrent", "window_kv_heads", "latent")
+BY_LAYER = ("recurrent", "window_kv_heads", "latent", "global_head_dim", "sharing_layers")
 
 
 class CacheSize(NamedTuple):

@@ -348,8 +348,7 @@ def _block(
     group, kv_heads = spec.cfg.kv_group(layer), spec.cfg.kv_shape(layer).kv_heads
     cache = Rows(count, length, kv_heads, bias=bias, k=k, v=v, attend=None if fused else attend)
     by_layer = None if layer_input is None else LayerInputs(layer_input, layer_input.shape[1], layer)
-    stores = cache, StateRows(count, length, places), [cache] * group
-    batch = ForwardBatch(None, at, slice(None), *stores, by_layer=by_layer)
+    batch = ForwardBatch(*(None, at, slice(None)), cache, StateRows(count, length, places), [cache] * group, by_layer)
     table = spec.of(layer)
     taken = _taken(spec.forms_of(layer), parameters, fused)
     weights = [

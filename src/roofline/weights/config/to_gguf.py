@@ -40,6 +40,7 @@ _RAMPED = ("mistral3",)  # architectures of which it reads where YaRN's ramp end
 _DIVIDED = ("llama", "granite", "granitemoe", "arcee", "mistral3", "exaone4", "exaone-moe")
 # That must have a head there.
 _WITH_HEAD = ("gptneox", "olmo2", "gpt-oss", "qwen2moe", "dots1", "olmoe", "minimax-m2", "exaone-moe", "mimo2")
+_CAP_OF_GEMMA3N = 30.0
 _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
 
@@ -68,6 +69,13 @@ def read_otherwise(config: JsonObject) -> list[str]:
         notes.append(f"{unloaded} with the tensor {GGUF_ROPE_FACTORS}, in which files have this scaling of rope")
     if config["tied"] and form.architecture in _WITH_HEAD:
         notes.append(f"{unloaded} without a head of its own, which this model shares with the embedding")
+    if form.architecture == "gemma3n" and config.get("sharing_layers"):
+        what = "without keys and values of the layers that read those of others, which this model does not have"
+        notes.append(f"{unloaded} {what}")
+    if form.architecture == "gemma3n" and config["logit_cap"] != _CAP_OF_GEMMA3N:
+        notes.append(
+            f"llama.cpp caps the logits of the architecture gemma3n at {_CAP_OF_GEMMA3N:g}, whatever a file says"
+        )
     ramp = (scaling.get("beta_fast", YARN_BETA_FAST), scaling.get("beta_slow", YARN_BETA_SLOW))
     if ramp != (YARN_BETA_FAST, YARN_BETA_SLOW) and form.architecture not in _RAMPED:
         what = f"llama.cpp computes YaRN of the architecture {form.architecture} with the usual ends of its ramp"

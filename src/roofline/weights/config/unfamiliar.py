@@ -66,7 +66,14 @@ _SCORED += ("routed_scaling_factor", "n_routed_experts", "n_shared_experts", "n_
 _SCORED_GGUF: tuple[str, ...] = (*_EXPERTS_GGUF, "expert_shared_count", "expert_gating_func", "expert_weights_norm")
 _SCORED_GGUF += ("leading_dense_block_count", "expert_weights_scale", "expert_group_count", "expert_group_used_count")
 _MULTIPLIED = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-_BESIDE_ATTENTION = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_conv_bias")
+_BESIDE_ATTENTION = (
+    "mamba_n_heads",
+    "mamba_n_groups",
+    "mamba_d_state",
+    "mamba_d_head",
+    "mamba_d_conv",
+    "mamba_conv_bias",
+)
 _SHORT = ("conv_L_cache", "conv_bias", "norm_eps", "layer_types", "rope_theta", "num_key_value_heads")
 _SHORT_GGUF = (*_GATED_GGUF[:6], "shortconv.l_cache")
 _LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "attention_bias")
@@ -177,7 +184,14 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         "shared_intermediate_size",
     ),
     "granitemoehybrid": (
-        *(*_GATED, *_MULTIPLIED, *_BESIDE_ATTENTION, "num_local_experts", "num_experts_per_tok", "shared_intermediate_size"),
+        *(
+            *_GATED,
+            *_MULTIPLIED,
+            *_BESIDE_ATTENTION,
+            "num_local_experts",
+            "num_experts_per_tok",
+            "shared_intermediate_size",
+        ),
         *("position_embedding_type", "layer_types", "mamba_expand"),
     ),
     "nemotron_h": (

@@ -142,7 +142,7 @@ def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
     fields = hf_fields.to_hf(config, "gemma3n_text", "Gemma3n")
     del fields["hidden_act"]
-    windows = layer_kinds.window_of_ffns(config)
+    windows = layer_kinds.window_of_each(config)
     fields = layer_kinds.nested_ropes(fields, config)
     return fields | {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -203,7 +203,7 @@ def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     """A layer that scales its active stream is the only kind there is."""
     if not config.get("scales_active", True):
         return None
-    windows = layer_kinds.window_of_ffns(config)
+    windows = layer_kinds.window_of_each(config)
     cuts = [
         NormalDist().inv_cdf(part) if part else _NOWHERE for part in config.get("sparsity") or [0.0] * config["layers"]
     ]

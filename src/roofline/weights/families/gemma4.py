@@ -254,7 +254,7 @@ def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
     fields = hf_fields.to_hf(config, "gemma4_text", "Gemma4")
     del fields["hidden_act"]
-    windows = layer_kinds.window_of_by_layer(config)
+    windows = layer_kinds.window_of_each(config)
     fields = layer_kinds.nested_ropes(fields, config)
     heads = {"head_dim": config["global_head_dim"], "num_key_value_heads": config["global_kv_heads"]}
     if config["global_kv_heads"] != config["kv_heads"] and not config.get("keys_as_values"):
@@ -355,7 +355,7 @@ def _of_factors(fields: Fields, factors: np.ndarray | None, dim: int, scaling: C
 
 def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     """llama.cpp has no layers of this architecture without their factor, nor scalings beside the turned part."""
-    windows = layer_kinds.window_of_by_layer(config)
+    windows = layer_kinds.window_of_each(config)
     scaling = config["rope_scaling"] or {}
     if scaling.get("factor", 1.0) != 1.0 or not any(windows):
         return None
