@@ -93,14 +93,15 @@ FAMILIES |= {
     "minicpm3": builders.BASE | _LATENT | {"family": "minicpm3", "residual_multiplier": 0.5, "latent": True},
 }
 _SCANS = {"inner": 128, "scan_heads": 8, "states": 16, "positions": "none"}
+_ONLY_SCANS = builders.BASE | {"heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "inner": 64}
+_ONLY_SCANS |= {"recurrent": [True] * builders.BASE["layers"], "states": 8}
 # Families that no pass divides, by their names in docs/how-to/parallel.md.
 REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
     "FlexOlmo": _MIXTURE | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "layers": 1},
-    "Mamba and Mamba-2": builders.BASE
-    | {"family": "mamba2", "heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "inner": 64}
-    | {"recurrent": [True] * builders.BASE["layers"], "states": 8, "scan_heads": 4},
+    "Mamba": _ONLY_SCANS | {"family": "mamba", "rank": 4},
+    "Mamba-2": _ONLY_SCANS | {"family": "mamba2", "scan_heads": 4},
     "Granite 4 with Mamba-2": builders.BASE | _SCANS | {"family": "granite_hybrid", "recurrent": [True, False]},
     "Nemotron-H": builders.BASE | _SCANS | {"family": "nemotron_h", "recurrent": [True, False]},
     "Falcon-H1": builders.BASE | _SCANS | {"family": "falcon_h1", "recurrent": [True, True], "positions": "rope"},

@@ -1,5 +1,6 @@
 """Adapters in training beside peft's: losses, gradients and steps; frozen matrices in all formats."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,6 +196,18 @@ def test_adapters_of_moved_value_heads_are_written_as_hugging_face_has_them(tmp_
         assert (after.tensor in names) == any(
             (getattr(after, part) != getattr(before, part)).any() for part in ("a", "b", "magnitude")
         )
+
+
+def test_scans_have_adapters_of_the_matrices_that_are_their_own(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the model is written by transformers")
+    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 1, "time_step_rank": 4}
+    transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)).save_pretrained(tmp_path / "model")
+    model = model_of(tmp_path / "model", method="lora", rank=4, alpha=8, base="f32")
+    parts = {name.split(".", 2)[2] for name, form in model.forms.items() if form.rank}
+    assert parts == {"ssm.dt.weight", "ssm.o.weight"}
+    folder = written(model, tmp_path / "adapter", tmp_path / "model")
+    described = json.loads((folder / "adapter_config.json").read_text())
+    assert {name.rpartition(".")[2] for name in described["target_modules"]} == {"dt_proj", "out_proj"}
 
 
 def written(model: Model, folder: Path, base: Path, **fields: object) -> Path:

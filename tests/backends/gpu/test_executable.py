@@ -19,7 +19,7 @@ from roofline.ops.batch import Segment
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.weights.random_weights import random_checkpoint
-from tests.backends import shaped_models
+from tests.backends import hybrid_models, shaped_models
 
 torch = pytest.importorskip("torch")
 MIXTRAL = {**LLAMA, "family": "mixtral", "ffn": 64, "experts": 5, "experts_per_token": 2}
@@ -331,3 +331,17 @@ def test_what_has_no_kernel_is_refused_by_name():
     assert without_kernel(program) == ("linear_add", "expert_linear_silu_mul")
     with pytest.raises(UnsupportedError, match="op 'linear_add' on a GPU"):
         check(program)
+
+
+def test_norms_of_parts_with_weights_of_their_own_are_refused():
+    """As behind the gate of Mamba-2, whose other ops have no kernels either."""
+    from roofline.backends.gpu.runtime.lower import check
+
+    source = hybrid_models.checkpoint("scan")
+    program = compile_program(*registry.configure(source.config), source.tensors, target.gpu("bf16", False))
+    with pytest.raises(UnsupportedError, match="'causal_conv' on a GPU"):
+        check(program)
+    norms = tuple(instr for instr in program.body if instr.op == "rms_norm")
+    with pytest.raises(UnsupportedError, match="rms_norm of parts"):
+        check(replace(program, body=norms))
+    check(replace(program, body=tuple(norm for norm in norms if norm.attr("heads") == 1)))

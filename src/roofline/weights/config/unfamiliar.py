@@ -84,7 +84,7 @@ _LATENT_GGUF = (*_GATED_GGUF, "attention.kv_lora_rank", "attention.q_lora_rank",
 _LATENT_GGUF += ("attention.value_length_mla", "leading_dense_block_count", "expert_shared_count")
 _SCANS: tuple[str, ...] = ("state_size", "conv_kernel", "expand", "use_bias", "use_conv_bias", "layer_norm_epsilon")
 _SCANS += ("time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "hidden_act", "residual_in_fp32")
-_SCANS_GGUF = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank")
+_SCANS_GGUF: tuple[str, ...] = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank")
 _SCANS_GGUF += ("attention.layer_norm_rms_epsilon",)
 _HF_KEYS: dict[str, tuple[str, ...]] = {
     "llama": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
