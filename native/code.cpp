@@ -324,6 +324,10 @@ class RecordCheck {
                 return inside_image(shape_, place, 4 * shape_.positions);
             case uses::of_one_head:
                 return inside_image(shape_, place, 4 * (r_.width / r_.layer));
+            case uses::of_one:
+                return inside_image(shape_, place, 4);
+            case uses::of_stride:
+                return inside_image(shape_, place, 4 * r_.stride);
             case uses::of_taps:
                 return inside_image(shape_, place, 4 * r_.width * r_.stride);
             case uses::of_state_heads:

@@ -240,8 +240,9 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
         }
         case Base::Norm: {
             const int64_t heads = op.flags & kByHead ? op.layer : 1, n = op.width / heads;
+            const float* const weight = op.flags & kBare ? nullptr : op.weight;
             const int64_t apart = op.flags & kOfRow ? n : 0;
-            for (int64_t h = 0; h < heads; h++) kernels_->rms_norm(x + h * n, op.weight + h * apart, n, op.eps, y + h * n);
+            for (int64_t h = 0; h < heads; h++) kernels_->rms_norm(x + h * n, weight + h * apart, n, op.eps, y + h * n);
             break;
         }
         case Base::LayerNorm: kernels_->layer_norm(x, op.weight, op.bias, op.width, op.eps, y); break;
@@ -257,11 +258,13 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
             if (y != x) std::memcpy(y + q + k, x + q + k, (op.width - q - k) * 4);
             return;
         }
-        case Base::Scale: kernels_->scale(x, op.eps, op.width, y); return;
+        case Base::Scale: kernels_->scale(x, op.flags & kWeight ? *op.weight : op.eps, op.width, y); return;
+        case Base::AboveSpread: kernels_->above_spread(x, op.eps, op.width, y); return;
+        case Base::LikeNorm: kernels_->like_norm(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;
         case Base::ScaleByPosition: kernels_->scale(x, op.weight[field(kPositions)[row]], op.width, y); return;
         case Base::SoftCap: kernels_->soft_cap(x, op.eps, op.width, y); return;
         case Base::Add: kernels_->add(x, (const float*)at(op.residual) + row * op.width, op.width, y); return;
-        case Base::Mul: kernels_->mul(x, (const float*)at(op.residual) + row * op.width, op.width, y); break;
+        case Base::Mul: kernels_->mul(x, op.flags & kWeight ? op.weight : (const float*)at(op.residual) + row * op.width, op.width, y); break;
         case Base::SigmoidMul:
             kernels_->sigmoid_mul(x, gated ? x + op.width : (const float*)at(op.residual) + row * op.width, op.width, y);
             break;
@@ -281,7 +284,7 @@ void Executable::one_row(const Op& op, int64_t row, uint8_t* out, int64_t out_ro
                               (const float*)at(op.residual) + row * op.ranks(), op.ranks(), op.width, y);
             return;
         case Base::SigmoidScale: kernels_->sigmoid_scale(x, ((const float*)at(op.residual))[row], op.width, y); return;
-        case Base::ExpertBias: add_expert_biases(op, row); return;
+        case Base::ExpertBias: op.flags & kScales ? scale_by_expert(op, row) : add_expert_biases(op, row); return;
         case Base::ClampedSwiglu:
             kernels_->clamped_swiglu(x, (const float*)at(op.residual) + row * op.width, op.eps, op.width, y);
             return;

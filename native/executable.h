@@ -210,6 +210,7 @@ class Executable {
     void sort_slots(const Op& op, int worker);
     void expert_tiles(const Op& op, int index, int expert, int64_t from, int64_t to, Worker& w);
     void add_expert_biases(const Op& op, int64_t row) const;
+    void scale_by_expert(const Op& op, int64_t row) const;
     uint8_t* gather(const Op& op, const int32_t* slots, int64_t count, int64_t id, Worker& w) const;
     void size_expert_scratch();
     void causal_conv(const Op& op, int index, int worker);

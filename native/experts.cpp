@@ -150,4 +150,14 @@ void Executable::add_expert_biases(const Op& op, int64_t row) const {
     }
 }
 
+void Executable::scale_by_expert(const Op& op, int64_t row) const {
+    const int32_t* const ids = (const int32_t*)at(op.residual) + row * op.ranks();
+    const float* const x = (const float*)at(op.x) + row * op.ranks();
+    float* const y = (float*)at(op.y) + row * op.ranks();
+    for (int64_t rank = 0; rank < op.ranks(); rank++) {
+        const uint32_t id = ids[rank];  // read once, as above
+        y[rank] = x[rank] * op.weight[id < (uint64_t)op.stride ? id : 0];
+    }
+}
+
 }  // namespace roofline

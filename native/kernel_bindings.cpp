@@ -66,11 +66,13 @@ void quantise(const std::string& isa, Array<float> x, int64_t k, Output<int8_t> 
     }
 }
 
+// weight: one for each element of a row; none: x is one row.
 void rms_norm(const std::string& isa, Array<float> x, Array<float> weight, float eps, Output<float> out) {
     const Kernels* kernels = kernels_named(isa);
-    const int64_t n = (int64_t)weight.size();
+    const int64_t n = (int64_t)(weight.size() ? weight.size() : x.size());
+    const float* const w = weight.size() ? weight.data() : nullptr;
     FloatMode mode;
-    for (int64_t t = 0; t < (int64_t)x.size() / n; t++) kernels->rms_norm(x.data() + t * n, weight.data(), n, eps, out.data() + t * n);
+    for (int64_t t = 0; t < (int64_t)x.size() / n; t++) kernels->rms_norm(x.data() + t * n, w, n, eps, out.data() + t * n);
 }
 
 // bias: none, or one for each element.
@@ -108,6 +110,16 @@ void clamped_swiglu(const std::string& isa, Array<float> gate, Array<float> up, 
 void mul(const std::string& isa, Array<float> x, Array<float> y, Output<float> out) {
     FloatMode mode;
     kernels_named(isa)->mul(x.data(), y.data(), (int64_t)x.size(), out.data());
+}
+
+void above_spread(const std::string& isa, Array<float> x, float z, Output<float> out) {
+    FloatMode mode;
+    kernels_named(isa)->above_spread(x.data(), z, (int64_t)x.size(), out.data());
+}
+
+void like_norm(const std::string& isa, Array<float> x, Array<float> y, Output<float> out) {
+    FloatMode mode;
+    kernels_named(isa)->like_norm(x.data(), y.data(), (int64_t)x.size(), out.data());
 }
 
 void sigmoid_mul(const std::string& isa, Array<float> gate, Array<float> up, Output<float> out) {
@@ -211,6 +223,8 @@ void bind_kernels(nb::module_& m) {
     k.def("clamped_swiglu", &clamped_swiglu, "isa"_a, "gate"_a, "up"_a, "limit"_a, "out"_a);
     k.def("mul", &mul, "isa"_a, "x"_a, "y"_a, "out"_a);
     k.def("sigmoid_mul", &sigmoid_mul, "isa"_a, "gate"_a, "up"_a, "out"_a);
+    k.def("above_spread", &above_spread, "isa"_a, "x"_a, "z"_a, "out"_a);
+    k.def("like_norm", &like_norm, "isa"_a, "x"_a, "y"_a, "out"_a);
     k.def("causal_conv", &causal_conv, "isa"_a, "x"_a, "weight"_a, "bias"_a, "before"_a, "silu"_a, "y"_a, "channels"_a);
     k.def("delta_rule", &delta_rule, "isa"_a, "q"_a, "k"_a, "v"_a, "a"_a, "b"_a, "a_log"_a, "dt_bias"_a, "eps"_a, "source"_a, "target"_a, "save"_a,
           "save_after"_a, "y"_a);

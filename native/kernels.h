@@ -199,7 +199,7 @@ struct Kernels {
     const char* isa;
     void (*linear)(const Linear&, int64_t tile_begin, int64_t tile_end);
     void (*embed)(Format, const uint8_t* weight, int64_t k, int64_t row, float* out);
-    void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
+    void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);  // weight: may be null
     void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* out);  // bias: may be null
     void (*quantise)(const float* x, const Quantised& out, int64_t row);
     void (*activate)(Activation, const float* x, const float* up, int64_t n, float* out);  // of x, times up unless that is null; out may be x
@@ -238,6 +238,8 @@ struct Kernels {
     void (*clamped_swiglu)(const float* gate, const float* up, float limit, int64_t n, float* out);
     void (*mul)(const float* x, const float* y, int64_t n, float* out);             // out may be x or y, as of the next
     void (*sigmoid_mul)(const float* gate, const float* up, int64_t n, float* out);
+    void (*above_spread)(const float* x, float z, int64_t n, float* out);  // max(0, x - mean - z * standard deviation); out may be x
+    void (*like_norm)(const float* x, const float* y, int64_t n, float* out);  // x at the length of y; out may be x or y
     void (*causal_conv)(const CausalConv&);
     void (*delta_rule)(const DeltaRule&);
     void (*selective_scan)(const SelectiveScan&);

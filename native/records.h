@@ -33,6 +33,8 @@ enum class Base {
     CausalConv,  // over the last tokens of each channel, whose inputs are recurrent state
     DeltaRule,   // the gated delta rule, whose matrices are recurrent state
     SelectiveScan,  // of Mamba and Mamba-2, whose states are recurrent state
+    AboveSpread,  // what of each element lies above the row's mean and some of its standard deviations, else 0
+    LikeNorm,     // a row made as long as another one
 };
 enum Flags : unsigned {
     kPlain = 0,
@@ -59,8 +61,11 @@ enum Flags : unsigned {
     kByHead = 1048576,   // of Norm: each head by itself
     kApart = 2097152,    // of Activate: of the gate, and times up, which is another value
     kNormLast = 4194304,  // of RopeWrite: heads are normed behind their rotation, not before it
-    kOfRow = 8388608,     // of Norm by head: each has weights of its own
-    kRates = 16777216,    // of SelectiveScan: each channel has a rate for each of its states
+    kOfRow = 67108864,    // of Norm by head: each has weights of its own
+    kRates = 134217728,   // of SelectiveScan: each channel has a rate for each of its states
+    kWeight = 8388608,    // of Mul: by a weight, one number for each column; of Scale: by a weight of one number
+    kBare = 33554432,     // of Norm: there is no weight
+    kScales = 16777216,   // of ExpertBias: numbers of experts multiply what they belong to, instead of being added
 };
 
 // What an operation does with each field of its record. `Code` (code.h) checks a record by these before it may run, so
@@ -145,6 +150,8 @@ enum Vector {  // of a place of floats in the image
     of_steps,        // one for each head of a scan
     of_rates,        // a row of these for each state
     step_limits,     // no place in the image: the bits of two floats, of which the upper is not more than the lower
+    of_one,          // one number
+    of_stride,       // `stride` floats
     second_base,     // no place in the image: bytes of the arena before a second value, a float for each value head
     second_step,     // and more of them for each token
 };
@@ -217,15 +224,21 @@ namespace uses {
 //                             operation over_rows   digits   x              y         residual       width   stride        weight          bias             eps     layer     q_norm         k_norm         pieces
 inline constexpr Uses kLookUp{  number, tokens,         unread, no_value,      row,      no_value,      count,  unread,       no_place,       no_place,        unread, first_id, no_place,      no_place,      table};
 inline constexpr Uses kNorm{    number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       of_width,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kBare{    number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kNormQ{   number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       of_width,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kBareQ{   number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       no_place,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kNormHeads{number, tokens_or_rows, unread, row,          row,      no_value,      count,  unread,       of_one_head,    no_place,        real,   heads_of_row, no_place,  no_place,      no_matrix};
+inline constexpr Uses kBareHeads{number, tokens_or_rows, unread, row,          row,      no_value,      count,  unread,       no_place,       no_place,        real,   heads_of_row, no_place,  no_place,      no_matrix};
 inline constexpr Uses kNormHeadsQ{number, tokens_or_rows, digits, row,         integers, no_value,      count,  unread,       of_one_head,    no_place,        real,   heads_of_row, no_place,  no_place,      no_matrix};
+inline constexpr Uses kBareHeadsQ{number, tokens_or_rows, digits, row,         integers, no_value,      count,  unread,       no_place,       no_place,        real,   heads_of_row, no_place,  no_place,      no_matrix};
 inline constexpr Uses kShifted{ number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       of_width,       maybe_of_width,  real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kShiftedQ{number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       of_width,       maybe_of_width,  real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kPlainRow{number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kRowQ{    number, tokens_or_rows, digits, row,           integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kQkNorm{  number, tokens,         unread, row,           row,      no_value,      qkv_columns, unread,  of_queries,     of_keys,         real,   unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kTimes{   number, tokens_or_rows, unread, row,           row,      no_value,      count,  unread,       no_place,       no_place,        real,   unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kTimesRow{ number, tokens_or_rows, unread, row,          row,      no_value,      count,  unread,       of_width,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
+inline constexpr Uses kTimesOne{ number, tokens_or_rows, unread, row,          row,      no_value,      count,  unread,       of_one,         no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGated{   number, tokens_or_rows, unread, two_rows,      row,      no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kGatedQ{  number, tokens_or_rows, digits, two_rows,      integers, no_value,      count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kSum{     number, tokens_or_rows, unread, row,           row,      row,           count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
@@ -248,6 +261,7 @@ inline constexpr Uses kCombine{ number, tokens_or_rows, unread, ranked_rows,   r
 inline constexpr Uses kSigmoid{ number, tokens_or_rows, unread, row,           row,      one_number,    count,  unread,       no_place,       no_place,        unread, unread,   no_place,      no_place,      no_matrix};
 inline constexpr Uses kScored{  number, tokens_or_rows, kept_groups, row,      of_ranks, of_ranks,      router_columns, router_groups, maybe_of_width, no_place, real,  ranks_of_groups, no_place, no_place,   no_matrix};
 inline constexpr Uses kExpertBias{number, tokens_or_rows, unread, ranked_rows, ranked_rows, of_ranks,   count,  router_columns, of_experts,   no_place,        unread, ranks,    no_place,      no_place,      no_matrix};
+inline constexpr Uses kExpertScale{number, tokens_or_rows, unread, of_ranks,   of_ranks, of_ranks,      unread, router_columns, of_stride,    no_place,        unread, ranks,    no_place,      no_place,      no_matrix};
 inline constexpr Uses kClamped{ number, tokens_or_rows, unread, row,           row,      row,           count,  unread,       no_place,       no_place,        not_negative, unread, no_place,    no_place,      no_matrix};
 inline constexpr Uses kCutHeads{number, tokens_or_rows, first_column, columns, row,      no_value,      count,  count,        no_place,       no_place,        unread, heads_cut, no_place,     no_place,      no_matrix};
 inline constexpr Uses kJoinHeads{number, tokens_or_rows, unread, columns,      row,      other_heads,   count,  count,        no_place,       no_place,        unread, heads_joined, no_place,  no_place,      no_matrix};
@@ -341,6 +355,19 @@ inline constexpr Operation kOperations[] = {  // by number
     {"norm_parts_quantise", Base::Norm, kByHead | kOfRow | kQuantises, uses::kNormPartsQ},
     {"selective_scan", Base::SelectiveScan, kPlain, uses::kScan},
     {"selective_scan_rates", Base::SelectiveScan, kRates, uses::kScanRates},
+    {"norm_bare", Base::Norm, kBare, uses::kBare},
+    {"norm_bare_quantise", Base::Norm, kBare | kQuantises, uses::kBareQ},
+    {"norm_heads_bare", Base::Norm, kByHead | kBare, uses::kBareHeads},
+    {"norm_heads_bare_quantise", Base::Norm, kByHead | kBare | kQuantises, uses::kBareHeadsQ},
+    {"gelu_apart", Base::Activate, kGelu | kApart, uses::kSum},
+    {"gelu_apart_quantise", Base::Activate, kGelu | kApart | kQuantises, uses::kSumQ},
+    {"gelu_tanh_apart", Base::Activate, kGelu | kTanh | kApart, uses::kSum},
+    {"gelu_tanh_apart_quantise", Base::Activate, kGelu | kTanh | kApart | kQuantises, uses::kSumQ},
+    {"scale_columns", Base::Mul, kWeight, uses::kTimesRow},
+    {"scale_weight", Base::Scale, kWeight, uses::kTimesOne},
+    {"expert_scale", Base::ExpertBias, kScales, uses::kExpertScale},
+    {"above_spread", Base::AboveSpread, kPlain, uses::kTimes},
+    {"like_norm", Base::LikeNorm, kPlain, uses::kSum},
 };
 constexpr bool all_uses_said() {
     for (const Operation& each : kOperations) {

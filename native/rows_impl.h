@@ -22,6 +22,11 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
         sum = fma(v, v, sum);
     }
     const F32 inv = set1(1.0f / std::sqrt(reduce_add(sum) / (float)n + eps));
+    if (!weight) {
+        for (i = 0; i + 16 <= n; i += 16) store(out + i, mul(load(x + i), inv));
+        if (i < n) store_masked(out + i, tail, mul(load_masked(x + i, tail), inv));
+        return;
+    }
     for (i = 0; i + 16 <= n; i += 16) store(out + i, mul(mul(load(x + i), inv), load(weight + i)));
     if (i < n) store_masked(out + i, tail, mul(mul(load_masked(x + i, tail), inv), load_masked(weight + i, tail)));
 }
@@ -50,6 +55,55 @@ static void layer_norm(const float* x, const float* weight, const float* bias, i
     if (whole == n) return;
     const F32 normed = mul(sub(load_masked(x + whole, tail), mean), inv), w = load_masked(weight + whole, tail);
     store_masked(out + whole, tail, bias ? fma(normed, w, load_masked(bias + whole, tail)) : mul(normed, w));
+}
+
+// Order "lanes16", as layer_norm: the mean, then the variance around it; then max(0, x - (mean + z * deviation)).
+static void above_spread(const float* x, float z, int64_t n, float* out) {
+    const int64_t whole = n / 16 * 16;
+    const Mask tail = mask_of((1u << (n - whole)) - 1);
+    F32 sum = zero(), squares = zero();
+    for (int64_t i = 0; i < whole; i += 16) sum = add(sum, load(x + i));
+    if (whole < n) sum = add(sum, load_masked(x + whole, tail));
+    const float mean = reduce_add(sum) / (float)n;
+    const F32 middle = set1(mean);
+    for (int64_t i = 0; i < whole; i += 16) {
+        const F32 d = sub(load(x + i), middle);
+        squares = fma(d, d, squares);
+    }
+    if (whole < n) {
+        const F32 d = select(tail, sub(load_masked(x + whole, tail), middle), zero());
+        squares = fma(d, d, squares);
+    }
+    const float spread = std::sqrt(reduce_add(squares) / (float)n) * z;  // a product by itself: no FMA
+    const F32 bound = set1(mean + spread);
+    for (int64_t i = 0; i < whole; i += 16) store(out + i, relu(sub(load(x + i), bound)));
+    if (whole < n) store_masked(out + whole, tail, relu(sub(load_masked(x + whole, tail), bound)));
+}
+
+// Order "lanes16": the mean square of a row.
+static inline float mean_square(const float* x, int64_t n) {
+    F32 sum = zero();
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const F32 v = load(x + i);
+        sum = fma(v, v, sum);
+    }
+    if (i < n) {
+        const F32 v = load_masked(x + i, mask_of((1u << (n - i)) - 1));
+        sum = fma(v, v, sum);
+    }
+    return reduce_add(sum) / (float)n;
+}
+
+// x * sqrt(mean square of y) / sqrt(that of x, at least 1e-5), the product rounded before it is divided.
+static void like_norm(const float* x, const float* y, int64_t n, float* out) {
+    const float own = mean_square(x, n), least = 1e-5f;
+    const F32 length = set1(std::sqrt(mean_square(y, n))), divisor = set1(std::sqrt(own < least ? least : own));
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) store(out + i, div(mul(load(x + i), length), divisor));
+    if (i == n) return;
+    const Mask tail = mask_of((1u << (n - i)) - 1);
+    store_masked(out + i, tail, div(mul(load_masked(x + i, tail), length), divisor));
 }
 
 // q to bytes, or to a high and a low digit: q = 128 * high + low, low in [-64, 63].

@@ -219,7 +219,7 @@ static const Kernels kTable = {
     scale,     soft_cap,
     rope_query, rope_key,    to_bf16,      rope_key_int8, to_int8,    attend_split, attend_merge, attend_finish,
     adapter_down, adapter_up, route, route_scores, combine, sigmoid_scale, clamped_swiglu,
-    mul, sigmoid_mul, causal_conv, delta_rule, selective_scan, sample, exp2_many, kMaxQueries,
+    mul, sigmoid_mul, above_spread, like_norm, causal_conv, delta_rule, selective_scan, sample, exp2_many, kMaxQueries,
     {{kMostTokens<1, 1>, kMostTokens<1, 2>}, {kMostTokens<2, 1>, kMostTokens<2, 2>}},
 };
 

@@ -171,6 +171,10 @@ _QWEN: dict[str, Any] = {
 }
 PUBLISHED: dict[str, dict[str, Any]] = {  # of families that there are
     "qwen3.5": _QWEN,
+    "scans alone": {
+        **{**BASE, "family": "mamba2", "heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none"},
+        **{"layers": 2, "recurrent": [True, True], "inner": 96, "states": 20, "scan_heads": 4, "groups": 2},
+    },
     "qwen3-next": {
         **{**_QWEN, "family": "qwen3_next", "tiled": False, "tied": False},
         **{"experts": 6, "experts_per_token": 2, "shared_ffn": 32},

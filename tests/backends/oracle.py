@@ -10,7 +10,7 @@ from roofline.models.family import Family
 from roofline.models.forward import forward
 from roofline.ops import formats
 from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits, Segment
-from tests.models.eager import ContiguousCache, LastStates, eager_batch
+from tests.models.eager import LastStates, caches_of, eager_batch
 
 
 def oracle_logits(family: Family, cfg: ModelConfig, checkpoint: Tensors, ids: Sequence[int]) -> np.ndarray:
@@ -26,5 +26,5 @@ def oracle_logits(family: Family, cfg: ModelConfig, checkpoint: Tensors, ids: Se
     batch = Batch(BatchLimits(count, 1, count, pages))
     batch.fill([Segment(ids, 0, range(pages))], range(count))
     with torch.no_grad():
-        stores = ContiguousCache(cfg.kv_heads), None, LastStates(dict(cfg.state_parts))
+        stores = caches_of(cfg), None, LastStates(dict(cfg.state_parts))
         return forward(family, cfg, parameters, eager_batch(batch, *stores)).numpy()

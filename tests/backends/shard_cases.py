@@ -72,6 +72,9 @@ REFUSED = {
     "Granite 4 with Mamba-2": builders.BASE | _SCANS | {"family": "granite_hybrid", "recurrent": [True, False]},
     "Nemotron-H": builders.BASE | _SCANS | {"family": "nemotron_h", "recurrent": [True, False]},
     "Falcon-H1": builders.BASE | _SCANS | {"family": "falcon_h1", "recurrent": [True, True], "positions": "rope"},
+    "Mamba and Mamba-2": builders.BASE
+    | {"family": "mamba2", "heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "inner": 64}
+    | {"recurrent": [True] * builders.BASE["layers"], "states": 8, "scan_heads": 4},
     "LFM2": builders.BASE | {"family": "lfm2", "qk_norm": True, "recurrent": [True, False]},
     "DeepSeek-V2": _MIXTURE
     | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}

@@ -8,7 +8,7 @@ import pytest
 native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
 torch = pytest.importorskip("torch", reason="the orders are written in torch")
 
-from roofline.backends.reference import state_orders  # noqa: E402
+from roofline.backends.reference import orders, state_orders  # noqa: E402
 from roofline.ops.state import COLUMNS, MATRIX  # noqa: E402
 from tests.models.eager import LastStates  # noqa: E402
 
@@ -159,3 +159,18 @@ def test_mul_and_sigmoid_mul_are_their_orders(isa: str, count: int) -> None:
     x[0] = np.nan
     kernels.sigmoid_mul(isa, x, y, out)
     assert np.isnan(out[0])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("count", [1, 16, 45, 200])
+def test_norms_of_gemma_are_their_orders(isa: str, count: int) -> None:
+    x, y, out = reals(count, scale=3.0), reals(count, seed=1), np.empty(count, np.float32)
+    row, other = torch.from_numpy(x)[None], torch.from_numpy(y)[None]
+    kernels.rms_norm(isa, x, EMPTY, 1e-6, out)
+    assert same(out, orders.rms_norm_lanes16(row, None, 1e-6, 1)[0].numpy())
+    for a, b in ((x, y), (np.float32(1e-5) * x, y)):  # the second is shorter than what is divided by
+        kernels.like_norm(isa, a, b, out)
+        assert same(out, orders.like_norm_lanes16(torch.from_numpy(a)[None], other)[0].numpy())
+    for z in (-0.5, 1.6448536):
+        kernels.above_spread(isa, x, z, out)
+        assert same(out, orders.above_spread_lanes16(row, z)[0].numpy())

@@ -74,3 +74,14 @@ def test_a_bundle_says_what_its_layers_keep(bundle: Path) -> None:
 def test_answers_are_those_of_each_alone(library: Library, bundle: Path, options: dict[str, int]) -> None:
     model = executable(checkpoint("plain", "Q8_0"), native.isas()[0])
     assert answers(library, bundle, **options) == [greedy(model, prompt) for prompt in PROMPTS]
+
+
+def test_a_model_of_state_alone_is_answered(library: Library, tmp_path: Path) -> None:
+    source = checkpoint("scans alone")
+    write_bundle(source, tmp_path / "bundle", threads=1)
+    model = executable(source, native.isas()[0])
+    assert model.page_bytes == 0
+    expected = [greedy(model, prompt) for prompt in PROMPTS]
+    assert (
+        answers(library, tmp_path / "bundle", threads=2, max_sequences=3, cache_tokens=112, max_length=64) == expected
+    )

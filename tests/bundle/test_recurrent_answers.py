@@ -110,7 +110,9 @@ def test_the_bits_of_an_answer_do_not_depend_on_how_it_is_computed(
     assert engine.state.slots.used == 0
 
 
-@pytest.mark.parametrize("name", ["lfm2_moe", "granitemoehybrid", "nemotron_h_moe", "falcon_h1"])
+@pytest.mark.parametrize(
+    "name", ["lfm2_moe", "granitemoehybrid", "nemotron_h_moe", "falcon_h1", "mamba", "mamba2_groups"]
+)
 def test_layers_of_other_kinds_keep_their_bits(name: str, tmp_path: Path) -> None:
     """One short case of each: cut into chunks, found, guessed and pre-empted, beside each by itself."""
     theirs(CASES[name].config).save_pretrained(tmp_path / "model")

@@ -76,7 +76,7 @@ def test_transformers_reads_the_folder(gguf, tmp_path):
     "name",
     [
         *("gemma2", "gpt_neox", "gpt2", "glm4", "smollm3", "granite", "ernie4_5", "ministral3", "qwen3_5"),
-        "qwen3_5_alike",
+        *("qwen3_5_alike", "falcon_mamba", "mamba2"),
     ],
 )
 @pytest.mark.usefixtures("without_text")
@@ -114,6 +114,7 @@ FAMILIES += ("olmo3", "exaone4_windows", "hunyuan")
 FAMILIES += ("qwen3_5", "qwen3_5_alike", "qwen3_5_moe", "qwen3_next")
 FAMILIES += ("lfm2", "lfm2_moe", "granitemoe", "granitemoeshared", "granitemoehybrid", "granitemoehybrid_experts")
 FAMILIES += ("nemotron_h", "nemotron_h_moe", "falcon_h1")
+FAMILIES += ("mamba", "falcon_mamba", "mamba2")
 
 
 @pytest.mark.usefixtures("without_text")

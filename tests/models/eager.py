@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from roofline.backends.reference.cache import segments_of
+from roofline.models.config import ModelConfig
 from roofline.models.family import ForwardBatch
 from roofline.ops.batch import Batch
 
@@ -49,6 +50,11 @@ class ContiguousCache:
         return self.tensors[layer, self.sequences[index]]
 
 
+def caches_of(cfg: ModelConfig) -> list[ContiguousCache]:
+    """An empty cache for each group of a model's."""
+    return [ContiguousCache(shape.kv_heads) for shape in cfg.kv_shapes]
+
+
 @dataclass(frozen=True)
 class LastStates:
     """A StateStore that is a value, as ContiguousCache is one.
@@ -79,12 +85,12 @@ class LastStates:
 
 def eager_batch(
     batch: Batch,
-    cache: ContiguousCache,
+    cache: ContiguousCache | Sequence[ContiguousCache],
     sequences: Sequence[Hashable] | None = None,
     state: LastStates | None = None,
 ) -> ForwardBatch:
-    """A filled batch buffer as torch tensors over `cache` and `state`; sequences: one key a segment (default: its
-    index)."""
+    """A filled batch buffer as torch tensors over `cache`, one or that of each group, and `state`; sequences: one key a
+    segment (default: its index)."""
     import torch
 
     segments = segments_of(batch)
@@ -93,4 +99,6 @@ def eager_batch(
     ids, positions, rows = (torch.from_numpy(view.astype("int64")) for view in views)
     stretches = [(start, stop) for start, stop, _ in segments]
     states = None if state is None else state.step(stretches, keys)
-    return ForwardBatch(ids, positions, rows, cache.step(segments, keys), states)
+    each = [cache] if isinstance(cache, ContiguousCache) else cache
+    first, *further = (group.step(segments, keys) for group in each)
+    return ForwardBatch(ids, positions, rows, first, states, list(further))

@@ -25,7 +25,7 @@ from roofline.torch.checkpoint import checkpoint_of
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.families.table import files_of
 from roofline.weights.to_hf import hf_config
-from tests.models.eager import ContiguousCache, LastStates, eager_batch
+from tests.models.eager import LastStates, caches_of, eager_batch
 from tests.models.wrapped_models import around
 
 PROMPT, GREEDY = 90, 64
@@ -385,6 +385,32 @@ CASES |= {
         | {"conv_bias": False},
     ),
 }
+NOTHING_BUT_SCANS: dict[str, Any] = BASE | {
+    **{"family": "mamba2", "heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "taps": 4},
+    **{"recurrent": [True, True], "inner": 128, "states": 16, "conv_bias": True, "max_position": 1 << 20},
+}
+MAMBA2 = NOTHING_BUT_SCANS | {"scan_heads": 8, "groups": 1, "tied": False}
+MAMBA = NOTHING_BUT_SCANS | {"family": "mamba", "rank": 4}
+CASES |= {
+    "mamba": Case("mamba", "the selective scan alone", MAMBA),
+    "mamba_untied": Case(
+        "mamba",
+        "a head of its own, steps of more numbers, states of 10, three taps without a bias",
+        MAMBA | {"tied": False, "rank": 7, "states": 10, "taps": 3, "conv_bias": False, "inner": 192},
+    ),
+    "falcon_mamba": Case(
+        "falcon_mamba",
+        "norms of B, C and steps, without weights",
+        MAMBA | {"scan_norms": "plain", "scan_eps": 1e-3},
+    ),
+    "mamba2": Case("mamba2", "the selective scan alone, with a rate for each head", MAMBA2),
+    "mamba2_groups": Case(
+        "mamba2",
+        "groups that share B and C and are normed by themselves, bounds of steps, no bias of the convolution",
+        MAMBA2
+        | {"groups": 4, "states": 20, "least_step": 0.5, "most_step": 0.8, "tied": True, "taps": 3, "conv_bias": False},
+    ),
+}
 IN_QWEN_MOE = BASE | {"family": "qwen_moe", "qk_norm": True, "head_dim": 32, "ffn": 40, "tied": False}
 IN_QWEN_MOE |= {"experts": 6, "experts_per_token": 3, "renormalise": True}
 # Of models that read pictures too: kind is that of the whole, config that of the text part.
@@ -467,17 +493,18 @@ class Eager:
 
     def __init__(self, source: Checkpoint) -> None:
         self.family, self.cfg, self.parameters = ours(source)
-        self.cache, self.at = ContiguousCache(self.cfg.kv_heads), 0
+        self.caches, self.at = caches_of(self.cfg), 0
         self.state = LastStates(dict(self.cfg.state_parts))
 
     def step(self, ids: list[int]) -> np.ndarray:
         """float32 [len(ids), vocab]."""
         batch = Batch(BatchLimits(len(ids), 1, len(ids), 64))
         batch.fill([Segment(ids, self.at, range(16))], range(len(ids)))
-        filled = eager_batch(batch, self.cache, [0], self.state)
+        filled = eager_batch(batch, self.caches, [0], self.state)
         with torch.no_grad():
             logits = forward(self.family, self.cfg, self.parameters, filled)
-        self.cache, self.state, self.at = filled.cache, filled.state, self.at + len(ids)
+        self.caches = [filled.cache, *filled.further]
+        self.state, self.at = filled.state, self.at + len(ids)
         return logits.numpy()
 
 
@@ -550,7 +577,7 @@ def _hidden(source: Checkpoint, ids: list[int]) -> np.ndarray:
     batch.fill([Segment(ids, 0, range(16))], range(len(ids)))
     weights = tree(expand(family.spec(cfg), cfg.layers), parameters)
     with torch.no_grad():
-        rows = run(family, cfg, weights, eager_batch(batch, ContiguousCache(cfg.kv_heads), [0]), call_head=_rows)
+        rows = run(family, cfg, weights, eager_batch(batch, caches_of(cfg), [0]), call_head=_rows)
     return rows.numpy()  # type: ignore[no-any-return]
 
 

@@ -44,6 +44,8 @@ QUICK = (
     "deepseek_v2_lite",
     "qwen3_5_groups",
     "qwen3_next",
+    "falcon_mamba",
+    "mamba2_groups",
     "lfm2_biases",
     "lfm2_moe",
     "granitemoeshared",
@@ -131,6 +133,7 @@ def test_a_family_trains(name: str) -> None:
     [
         *("gemma3", "phi3", "olmo2", "gpt_neox", "gpt2", "opt_350m", "gpt_oss", "deepseek_v2_lite"),
         *("qwen3_5_moe", "qwen3_next", "ministral3", "arcee_bias", "lfm2_moe", "granitemoeshared", "granitemoehybrid"),
+        *("falcon_mamba", "mamba2"),
     ],
 )
 def test_what_training_exports_has_the_values_of_transformers(name: str, tmp_path: Path) -> None:

@@ -56,6 +56,42 @@ def test_norms_have_a_weight_of_a_head_or_a_row(heads: int) -> None:
         result_of("rms_norm", [X], [matrix(21)], eps=1e-5, heads=3)
 
 
+def test_a_norm_without_a_weight_multiplies_nothing() -> None:
+    assert result_of("rms_norm", [X], [], eps=1e-5, heads=4) == X
+    with pytest.raises(ConfigError, match="no weight for 3 heads in 64"):
+        result_of("rms_norm", [X], [], eps=1e-5, heads=3)
+    x = torch.randn(3, 64, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(ops.rms_norm(x, None, 1e-5, 4), ops.rms_norm(x, torch.ones(16), 1e-5, 4))
+    assert torch.autograd.gradcheck(lambda t: ops.rms_norm(t.float(), None, 1e-2, 4), x, eps=1e-3, atol=1e-2)
+
+
+def test_a_row_is_made_as_long_as_another() -> None:
+    x, y = torch.tensor([[3.0, 4.0], [0.0, 1e-4]]), torch.tensor([[6.0, 8.0], [1.0, -1.0]])
+    want = [[6.0, 8.0], [0.0, 1e-4 / math.sqrt(1e-5)]]  # a mean square is taken for no less than 1e-5
+    assert torch.allclose(ops.like_norm(x, y), torch.tensor(want))
+    assert result_of("like_norm", [X, X], []) == X
+
+
+def test_what_lies_above_the_spread_of_a_row() -> None:
+    x = torch.tensor([[1.0, 2.0, 3.0, 6.0]])  # mean 3, standard deviation sqrt(3.5)
+    assert torch.allclose(ops.above_spread(x, 0.5), torch.tensor([[0.0, 0.0, 0.0, 3 - 0.5 * math.sqrt(3.5)]]))
+    assert torch.allclose(ops.above_spread(x, -1.0), (x - 3 + math.sqrt(3.5)).clamp(min=0))
+    assert result_of("above_spread", [X], [], z=1.0) == X
+
+
+def test_columns_and_experts_weights_are_multiplied_by_numbers_of_their_own() -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert ops.scale_columns(x, torch.tensor([2.0, 10.0])).tolist() == [[2, 20], [6, 40]]
+    assert ops.scale_columns(x, torch.tensor([3.0])).tolist() == [[3, 6], [9, 12]]
+    with pytest.raises(ConfigError, match=r"weight of shape \(2,\) for width 64"):
+        result_of("scale_columns", [X], [matrix(2)])
+    ids = torch.tensor([[2, 0], [1, 2]], dtype=torch.int32)
+    assert ops.expert_scale(x, ids, torch.tensor([1.0, 10.0, 100.0]), 3).tolist() == [[100, 2], [30, 400]]
+    pair = Type("i32", "tokens", (64,))
+    with pytest.raises(ConfigError, match=r"expert_scale: \(4,\) of 3 experts"):
+        result_of("expert_scale", [X, pair], [matrix(4)], experts=3)
+
+
 @pytest.mark.parametrize("edges", [(0, 64), (0, 1), (63, 64)])
 def test_a_split_lies_within_its_value(edges: tuple[int, int]) -> None:
     start, stop = edges

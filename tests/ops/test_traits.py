@@ -16,6 +16,7 @@ ATTRIBUTES = {
     "scale_by_position": {"beta": 0.5, "context": 2},
     "soft_cap": {"cap": 2.0},
     "clamped_swiglu": {"limit": 2.0},
+    "above_spread": {"z": 0.5},
     "cast": {"dtype": "bf16"},
     "split": {"start": 8, "stop": 40},
     "cut_heads": {"heads": 4, "start": 4, "stop": 20},
@@ -25,6 +26,7 @@ ATTRIBUTES = {
     "route": {"top": 3},
     "expert_linear": {"experts": 4},
     "expert_bias": {"experts": 4},
+    "expert_scale": {"experts": 4},
     "expert_linear_silu_mul": {"experts": 4},
     "rms_norm": {"eps": 1e-5, "heads": 4},
     "norm_quantize": {"eps": 1e-5},
@@ -39,6 +41,7 @@ WEIGHTS = {
     "embed": [(9, WIDTH)],
     "attend": [],
     "expert_bias": [(4 * 32,)],
+    "expert_scale": [(4,)],
     "linear": [(32, WIDTH), (32,)],
     "linear_add": [(WIDTH, WIDTH)],
     "linear_silu_mul": [(64, WIDTH)],
@@ -57,7 +60,7 @@ def values_of(name):
     """Random values for an op's reference, one for each operand; small whole numbers, so that sums are exact."""
     generator = torch.Generator().manual_seed(7)
     gate = {"gate": torch.rand(ROWS, 1, generator=generator)} if name == "sigmoid_scale" else {}
-    experts = {"expert_bias": [1, 3]}.get(name, [1, 3, 2])
+    experts = {"expert_bias": [1, 3], "expert_scale": [1, 3] * 32}.get(name, [1, 3, 2])
     special = {
         "ids": torch.tensor([experts] * ROWS) if "expert_" in name else torch.arange(ROWS) % 9,
         "positions": torch.arange(ROWS),

@@ -220,6 +220,24 @@ HYBRID_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.
 HYBRID_KEYS |= {"ssm.time_step_rank": 4, "ssm.inner_size": 64, "rope.dimension_count": 4}
 EXPERT_KEYS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32}
 EXPERT_KEYS |= {"expert_shared_feed_forward_length": 48}
+
+
+def scans(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Mamba's and Mamba-2's: decays, the convolution without its middle; of the latter vectors as columns, and the norm
+    a row a group."""
+    part, by_head = name.rpartition(".")[2], "scan_heads" in config
+    if part == "A_log":
+        values = -np.exp(values.astype(np.float64)).astype(np.float32)  # to rounding, as torch gives it
+    if by_head and part in ("A_log", "D"):
+        return values[:, None]
+    if by_head and name.endswith("mixer.norm.weight"):
+        return values.reshape(config["groups"], -1)
+    if part == "dt_bias":
+        return [(name.replace("dt_bias", "dt_proj.bias"), values)]
+    return values.squeeze(1) if name.endswith("conv1d.weight") else values
+
+
+SCAN_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16}
 GRANITE_KEYS: dict[str, Any] = {"rope.dimension_count": 16, "embedding_scale": 6.0, "residual_scale": 0.3}
 GRANITE_KEYS |= {"attention.scale": 0.11, "logit_scale": 1.7, "expert_count": 6, "expert_used_count": 3}
 SCAN_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, RMS: 1e-4}
@@ -395,6 +413,19 @@ GGUF_CASES = {
         | {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32}
         | {"leading_dense_block_count": 1, "expert_gating_func": 2},
         short_convolutions,
+    ),
+    "mamba": GgufCase("mamba", CASES["mamba"].config, SCAN_KEYS | {"ssm.time_step_rank": 4}, scans),
+    "falcon_mamba": GgufCase(
+        "mamba",
+        CASES["falcon_mamba"].config | {"scan_eps": 1e-5},
+        SCAN_KEYS | {"ssm.time_step_rank": 4, "ssm.dt_b_c_rms": True},
+        scans,
+    ),
+    "mamba2": GgufCase(
+        "mamba2",
+        CASES["mamba2"].config | {"groups": 4, "tied": True},
+        SCAN_KEYS | {"ssm.time_step_rank": 8, "ssm.group_count": 4},
+        scans,
     ),
     "gpt2": GgufCase("gpt2", LEARNED | {"family": "gpt2", "activation": "gelu_tanh"}, {LAYER: 1e-5}, by_columns),
     "mpt": GgufCase("mpt", MPT, {LAYER: 1e-5, "attention.max_alibi_bias": 8.0}, as_it_is),

@@ -60,10 +60,12 @@ _HARMLESS = {
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout"),
     *("residual_dropout", "eod_token_id"),
     "reorder_and_upcast_attn",  # the order of the same products
-    *("mamba_chunk_size", "chunk_size", "use_mamba_kernels", "num_logits_to_keep", "mamba_ssm_cache_dtype", "expand"),
-    *("time_step_max", "time_step_floor", "rescale_prenorm_residual", "residual_in_fp32", "moe_shared_expert_overlap"),
+    *("mamba_chunk_size", "chunk_size", "use_mamba_kernels", "num_logits_to_keep", "mamba_ssm_cache_dtype"),
+    "moe_shared_expert_overlap",
     *("num_nextn_predict_layers", "mtp_layers_block_type"),  # of layers that guess further tokens
-    "time_step_min",  # of Nemotron-H: see docs/decisions.md
+    # how Mamba's weights begin, and how long its chunks are
+    *("residual_in_fp32", "rescale_prenorm_residual", "time_step_min", "time_step_max", "time_step_floor"),
+    *("time_step_scale", "time_step_init_scheme", "use_mambapy", "use_associative_scan", "chunk_size"),
 }
 _CHANGED: dict[str, Any] = {
     **{"vocab_size": 51, "hidden_size": 128, "intermediate_size": 97, "num_hidden_layers": 3, "num_attention_heads": 2},
@@ -104,6 +106,9 @@ _CHANGED: dict[str, Any] = {
     **{"mamba_rms_norm": True, "projectors_bias": True, "lm_head_multiplier": 0.5, "key_multiplier": 0.5},
     **{"attention_out_multiplier": 0.5, "attention_in_multiplier": 0.5, "ssm_in_multiplier": 0.5},
     **{"ssm_out_multiplier": 0.5, "mlp_multipliers": [1.0, 2.0], "ssm_multipliers": [1.0, 1.0, 1.0, 1.0, 2.0]},
+    # of Mamba
+    **{"state_size": 8, "conv_kernel": 3, "expand": 4, "use_conv_bias": False, "time_step_rank": 7, "n_groups": 2},
+    **{"mixer_rms_eps": 1e-3, "num_heads": 2, "time_step_limit": [0.1, 0.2]},
     # of GPT-NeoX, GPT-2 and OPT
     **{"layer_norm_eps": 1e-4, "use_parallel_residual": False, "n_embd": 128, "n_layer": 3, "n_head": 2, "n_inner": 97},
     **{"n_positions": 513, "activation_function": "gelu", "scale_attn_weights": False, "add_cross_attention": True},
@@ -145,7 +150,7 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "ernie4_5": {"tie_word_embeddings": False},
     "gpt_oss": {"attention_bias": False, "layer_types": ["full_attention"] * 2},
     "gpt_neox": {"attention_bias": False},
-    **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt")},
+    **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt", "mamba", "falcon_mamba")},
     **{kind: {"layer_types": ["full_attention"] * 2} for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
     "qwen3_next": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
     "granitemoehybrid": {"layer_types": ["full_attention"] * 2},
@@ -161,6 +166,7 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 96},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
     "granitemoeshared": {"shared_intermediate_size": 32},
     "granitemoehybrid": {"mamba_n_heads": 8, "layer_types": ["mamba", "attention"], "num_local_experts": 4},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
@@ -190,6 +196,10 @@ def test_every_key_of_transformers_is_honoured_or_refused(kind: str) -> None:
     known -= {"original_max_position_embeddings", "embd_pdrop"}  # of Phi-3: read beside a scaling; a dropout
     if kind == "qwen3_next":
         known -= {"intermediate_size"}  # of layers without experts, which are refused beside those that have some
+    if kind == "mamba2":
+        known -= {"time_step_rank"}  # its steps have a column for each head
+    if kind == "nemotron_h":
+        known -= {"expand"}  # nobody reads it: heads and their size say how many channels there are
     if kind in _ENCODERS:
         known -= {"tie_word_embeddings"}  # of a head of masked-language models: the vectors of texts have none
         assert (_hf({"pad_token_id": 3}, base) != _hf({}, base)) == (kind != "bert"), "positions begin behind it"

@@ -87,17 +87,27 @@ def stores_of(config: JsonMapping) -> tuple[int, int]:
     return sum(map(model.attends, layers)), group.slot_bytes
 
 
+def pages_within(room: int, token_bytes: int) -> int:
+    """Pages that so many bytes hold; where no layer writes keys and values, pages take no bytes and are as many as
+    DEFAULT_CACHE_TOKENS need."""
+    if token_bytes == 0:
+        return DEFAULT_CACHE_TOKENS // PAGE_TOKENS if room >= 0 else 0
+    return max(0, room) // (token_bytes * PAGE_TOKENS)
+
+
 def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int, replicas: int) -> int:
     """Slots of recurrent state. Raises ConfigError or CapacityError where they are too few or too many for a replica's
     share of the memory."""
     from roofline.hardware.detect import detect
 
     running = options.max_running or HOST_STEP[1]
+    free = (detect().memory_available or 1 << 62) // replicas
+    if cache_bytes == 0:  # prefixes are found by their states alone
+        cache_bytes = min(free // 4, 4 * running * slot_bytes)
     slots = options.state_slots or max(cache_bytes // slot_bytes, running + 2)
     if slots < running:
         remedy = f"lower max_running, which is {running}, or raise state_slots"
         raise ConfigError(f"state_slots={slots} is not enough: each answer in the making has a slot; {remedy}")
-    free = (detect().memory_available or 1 << 62) // replicas
     if slots * slot_bytes > free:
         remedy = f"Lower max_running or state_slots: a slot takes {human_bytes(slot_bytes)}."
         raise CapacityError("recurrent state", slots * slot_bytes, free, "bytes", remedy)
@@ -110,7 +120,7 @@ def _host_pages(tokens: int | None, token_bytes: int, replicas: int) -> int:
 
     free = detect().memory_available or 1 << 62
     if tokens is None:
-        return min(DEFAULT_CACHE_TOKENS, max(free // 4 // replicas // token_bytes, PAGE_TOKENS)) // PAGE_TOKENS
+        return min(DEFAULT_CACHE_TOKENS // PAGE_TOKENS, max(pages_within(free // 4 // replicas, token_bytes), 1))
     if tokens < PAGE_TOKENS:
         raise ConfigError(f"cache_tokens={tokens} is less than one page of {PAGE_TOKENS}")
     if tokens * token_bytes > free:

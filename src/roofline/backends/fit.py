@@ -193,7 +193,9 @@ class DevicePart:
 
     def pages(self, memory: int) -> int:
         """Pages of the cache that a device of so many bytes has room for."""
-        return max(0, memory - self.needs.weights - self.needs.workspace) // (self.needs.token * PAGE_TOKENS)
+        from roofline.backends.capacity import pages_within
+
+        return pages_within(memory - self.needs.weights - self.needs.workspace, self.needs.token)
 
 
 @dataclass(frozen=True)

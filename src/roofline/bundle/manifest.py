@@ -179,7 +179,11 @@ def _problem(values: JsonMapping) -> str | None:
         return "prices have rows of another length than their windows ask for"
     if not _fits_experts(prices):
         return "prices of experts are not what they should be"
-    if min(values["config"][name] for name in _SIZES) < 1:
+    config = values["config"]
+    heads = config["kv_heads"], config["head_dim"]
+    if min(config["layers"], config["max_position"]) < 1 or (
+        min(heads) < 1 and heads != (0, 0)
+    ):  # (0, 0): no layer attends
         return "config has a size below 1"
     words = TOKENIZER in files
     if not _fits(generation, _WORDS if words else {"missing": str}) or (words and not _fits_outline(generation)):

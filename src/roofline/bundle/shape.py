@@ -11,7 +11,7 @@ from roofline.bundle.text_side import load_text
 from roofline.common import extensions
 from roofline.common.errors import ConfigError
 from roofline.common.fields import shorten
-from roofline.common.json_files import read_json_file
+from roofline.common.json_files import read_config_json
 from roofline.common.json_types import JsonMapping
 from roofline.common.names import unknown
 from roofline.models.presets import presets
@@ -167,7 +167,7 @@ def _quantization(path: Path) -> Mapping[str, object]:
     file = _configuration_file(path)
     if file is None:
         return {}
-    config = text_fields(file, read_json_file(file)).values
+    config = text_fields(file, read_config_json(file)).values
     stated = next((config[key] for key in KEYS if config.get(key) is not None), {})
     return stated if isinstance(stated, Mapping) else {}
 
@@ -180,14 +180,14 @@ def _parts_note(parts: PartsBeside | None) -> tuple[str, ...]:
 def _text_part(path: Path) -> tuple[str, ...]:
     """That a config.json is read as the model of its text part, in a note."""
     file = _configuration_file(path)
-    config = {} if file is None else read_json_file(file)
+    config = {} if file is None else read_config_json(file)
     return _parts_note(PartsBeside(config["model_type"], (), 0, 0)) if wrapper_of(config) is not None else ()
 
 
 def _unread(path: Path) -> tuple[str, ...]:
     """The keys of a config.json that nothing reads, in a note."""
     file = _configuration_file(path)
-    keys = [] if file is None else unread_keys(file, read_json_file(file))
+    keys = [] if file is None else unread_keys(file, read_config_json(file))
     if not keys:
         return ()
     more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""

@@ -1,6 +1,7 @@
 """JSON of untrusted files: of bounded size and depth, without repeated keys."""
 
 import json
+import math
 from pathlib import Path
 
 from roofline.common.fields import refuse, shorten
@@ -8,6 +9,8 @@ from roofline.common.files import read_regular
 from roofline.common.json_types import JsonObject
 
 MAX_JSON_BYTES = 1 << 27
+_NUMBER = "__float__"  # transformers writes numbers that JSON has no word for as {"__float__": "Infinity"}
+_NUMBERS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 class RepeatedKeyError(ValueError):
@@ -47,3 +50,19 @@ def parse_object(path: Path | str, text: bytes) -> JsonObject:
 def read_json_file(path: Path) -> JsonObject:
     """A JSON object from a file of bounded size. Raises ConfigError."""
     return parse_object(path, read_regular(path, MAX_JSON_BYTES))
+
+
+def read_config_json(path: Path) -> JsonObject:
+    """The config.json of a model, with the numbers that JSON has no word for. Raises ConfigError."""
+    return {key: _as_number(value) for key, value in read_json_file(path).items()}
+
+
+def _as_number(value: object) -> object:
+    if isinstance(value, list):
+        return [_as_number(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    word = value.get(_NUMBER)
+    if len(value) == 1 and isinstance(word, str) and word in _NUMBERS:
+        return _NUMBERS[word]
+    return {key: _as_number(item) for key, item in value.items()}

@@ -1,8 +1,8 @@
 """The configuration every family shares: what a model file says about its shape, checked once."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from roofline.common.errors import ConfigError
 from roofline.common.names import did_you_mean
@@ -12,6 +12,17 @@ from roofline.ops.state import StateParts
 
 POSITIONS = ("rope", "learned", "alibi", "none")
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "relu_squared")
+
+Fact = TypeVar("Fact")
+
+
+class KvShape(NamedTuple):
+    """What a layer keeps of each token for attention: keys of so many heads, and values as wide as they; value_dim:
+    not 0: no values, they are the first value_dim dimensions of the keys."""
+
+    kv_heads: int
+    head_dim: int
+    value_dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,8 @@ class ModelConfig:
     norms, which have no bias; gated: its MLP has a gate.
 
     A family with more to say has a subclass named `Config` in its module, which `registry.configure` makes instead.
-    What differs between layers is asked for by layer: `window`, `rope_of`, `query_factors`, `alike`.
+    What differs between layers is asked for by layer: `window`, `rope_of`, `query_factors`, `kv_shape`, `kv_source`,
+    `heads_of`, `ffn_of`, `attention_scale_of`, `alike`. Layers of one `kv_shape` share a group of the cache.
     """
 
     encoder: ClassVar[bool] = False  # of a family whose tokens see the whole text, and which gives vectors alone
@@ -137,17 +149,48 @@ class ModelConfig:
         """What each layer with recurrent state keeps of a sequence; (): there are no such layers."""
         return ()
 
+    def kv_shape(self, layer: int) -> KvShape:
+        """The keys and values that a layer reads."""
+        return KvShape(self.kv_heads, self.head_dim)
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads: itself, or one before it that writes some of its kv_shape."""
+        return layer
+
+    def heads_of(self, layer: int) -> int:
+        """How many heads of queries a layer has."""
+        return self.heads
+
+    def ffn_of(self, layer: int) -> int:
+        """The inner width of a layer's MLP."""
+        return self.ffn
+
+    def attention_scale_of(self, layer: int) -> float:
+        """What the scores of a layer are multiplied by."""
+        return self.attention_scale
+
     def attends(self, layer: int) -> bool:
         """Whether a layer writes keys and values."""
-        return True
+        return self.kv_source(layer) == layer
 
     def keeps_state(self, layer: int) -> bool:
         """Whether a layer keeps recurrent state."""
         return False
 
+    @property
+    def kv_shapes(self) -> tuple[KvShape, ...]:
+        """The shapes of what layers write, in the order of the first that does: the groups of the cache."""
+        written = map(self.kv_shape, filter(self.attends, range(self.layers)))
+        return tuple(dict.fromkeys(written)) or (self.kv_shape(0),)
+
+    def kv_group(self, layer: int) -> int:
+        """The number of the cache's group that a layer reads."""
+        return self.kv_shapes.index(self.kv_shape(layer))
+
     def cache_index(self, layer: int) -> int:
-        """The number of a layer among those that write keys and values."""
-        return sum(map(self.attends, range(layer)))
+        """The number of a layer, or of the one whose keys and values it reads, among those that write to its group."""
+        shape, source = self.kv_shape(layer), self.kv_source(layer)
+        return sum(self.kv_shape(before) == shape for before in filter(self.attends, range(source)))
 
     def state_index(self, layer: int) -> int:
         """The number of a layer among those that keep recurrent state."""
@@ -162,7 +205,8 @@ class ModelConfig:
 
         def facts(number: int) -> tuple[object, ...]:
             stores = self.attends(number), self.keeps_state(number)
-            return self.window(number), self.rope_of(number), self.query_factors(number), *stores
+            sizes = self.kv_shape(number), self.heads_of(number), self.ffn_of(number), self.attention_scale_of(number)
+            return self.window(number), self.rope_of(number), self.query_factors(number), *stores, *sizes
 
         layer_facts = facts(layer)
         return next(first for first in range(layer + 1) if facts(first) == layer_facts)
@@ -170,6 +214,29 @@ class ModelConfig:
     def first(self, layers: int) -> Self:
         """The configuration of a model of which only the first so many layers are left."""
         return replace(self, layers=layers, layer_windows=self.layer_windows[:layers])
+
+    def layers_by(self, fact: Callable[[int], Fact]) -> dict[Fact, tuple[int, ...] | None]:
+        """The layers of each value of a fact, in the order of the first; None where all have one: `layers` of Param."""
+        numbers: dict[Fact, tuple[int, ...]] = {}
+        for layer in range(self.layers):
+            value = fact(layer)
+            numbers[value] = (*numbers.get(value, ()), layer)
+        return dict(numbers) if len(numbers) > 1 else dict.fromkeys(numbers)
+
+    def writers_by(self, fact: Callable[[int], Fact]) -> dict[Fact, tuple[int, ...] | None]:
+        """The same of layers that do not read the keys and values of another one."""
+        own = {layer for layer in range(self.layers) if self.kv_source(layer) == layer}
+        by_value = self.layers_by(lambda layer: (layer in own, fact(layer)))
+        return {value: layers for (writes, value), layers in by_value.items() if writes}
+
+    def q_width_of(self, layer: int) -> int:
+        """Columns of a layer's queries."""
+        return self.heads_of(layer) * self.kv_shape(layer).head_dim
+
+    def kv_width_of(self, layer: int) -> int:
+        """Columns of a layer's keys."""
+        shape = self.kv_shape(layer)
+        return shape.kv_heads * shape.head_dim
 
     @property
     def q_width(self) -> int:
@@ -181,4 +248,4 @@ class ModelConfig:
 
     @property
     def attention_scale(self) -> float:
-        return float(self.head_dim**-0.5)
+        return float(self.head_dim**-0.5) if self.head_dim else 0.0

@@ -1,6 +1,6 @@
 """What a family is: the functions that every architecture has, and the batch that they receive."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from roofline.models.config import ModelConfig
@@ -20,7 +20,8 @@ class ForwardBatch:
     run by itself does not need it.
 
     ids, positions: int [tokens]; logit_rows: int [rows], or a slice of the tokens; cache: replaced at every write;
-    state: likewise, of models whose layers keep recurrent state.
+    state: likewise, of models whose layers keep recurrent state; further: caches of the second and later groups, of
+    models whose layers write keys of several shapes (`ModelConfig.kv_group`).
     """
 
     ids: "Value | None"
@@ -28,6 +29,18 @@ class ForwardBatch:
     logit_rows: "Value | slice"
     cache: "KvCache | Rows | Symbol | None"
     state: "StateStore | StateRows | Symbol | None" = None
+    further: "list[KvCache | Rows | Symbol | None]" = field(default_factory=list)
+
+    def cache_of(self, group: int) -> "KvCache | Rows | Symbol | None":
+        """The cache of a group, as it is now."""
+        return self.further[group - 1] if group else self.cache
+
+    def keep(self, group: int, cache: "KvCache | Rows | Symbol | None") -> None:
+        """Take what was written to a group's cache."""
+        if group:
+            self.further[group - 1] = cache
+        else:
+            self.cache = cache
 
 
 class Family(Protocol):

@@ -33,14 +33,17 @@ def check_biases(cfg: ModelConfig) -> None:
 
 def spec(cfg: ModelConfig) -> tuple[Param, ...]:
     """The parameters, in the order of use."""
-    bias = [Param(f"layers.{{layer}}.attn.{n}.bias", (w,), "column") for n, w in _qkv_widths(cfg)]
+    widths = qkv_widths(cfg)
+    bias = [Param(f"layers.{{layer}}.attn.{n}.bias", (w,), "column", layers=layers) for n, w, layers in widths]
+    into = [Param(f"layers.{{layer}}.attn.{n}.weight", (w, cfg.width), "column", layers=on) for n, w, on in widths]
+    out = [("layers.{layer}.attn.o.weight", (cfg.width, w), layers) for n, w, layers in widths if n == "q"]
     behind = Param("layers.{layer}.attn.o.bias", (cfg.width,), "replicate")
     return (
         Param("embed.weight", (cfg.vocab, cfg.width), "vocab"),
         Param("layers.{layer}.attn_norm.weight", (cfg.width,), "replicate"),
-        *(Param(f"layers.{{layer}}.attn.{n}.weight", (w, cfg.width), "column") for n, w in _qkv_widths(cfg)),
+        *into,
         *(bias if cfg.attention_bias else ()),
-        Param("layers.{layer}.attn.o.weight", (cfg.width, cfg.q_width), "row"),
+        *(Param(name, shape, "row", layers=layers) for name, shape, layers in out),
         *((behind,) if cfg.output_bias else ()),
         Param("layers.{layer}.mlp_norm.weight", (cfg.width,), "replicate"),
         *mlp_params(cfg),
@@ -51,15 +54,22 @@ def spec(cfg: ModelConfig) -> tuple[Param, ...]:
 
 def mlp_params(cfg: ModelConfig) -> tuple[Param, ...]:
     """Gate, up and down of a layer, with their biases where there are any."""
-    into = [Param(f"layers.{{layer}}.mlp.{n}.weight", (cfg.ffn, cfg.width), "column") for n in ("gate", "up")]
-    inner = [Param(f"layers.{{layer}}.mlp.{n}.bias", (cfg.ffn,), "column") for n in ("gate", "up")]
-    down = Param("layers.{layer}.mlp.down.weight", (cfg.width, cfg.ffn), "row")
+    table: list[Param] = []
+    for ffn, layers in cfg.layers_by(cfg.ffn_of).items():
+        for n in ("gate", "up"):
+            table.append(Param(f"layers.{{layer}}.mlp.{n}.weight", (ffn, cfg.width), "column", layers=layers))
+        for n in ("gate", "up") if cfg.mlp_bias else ():
+            table.append(Param(f"layers.{{layer}}.mlp.{n}.bias", (ffn,), "column", layers=layers))
+        table.append(Param("layers.{layer}.mlp.down.weight", (cfg.width, ffn), "row", layers=layers))
     outer = Param("layers.{layer}.mlp.down.bias", (cfg.width,), "replicate")
-    return (*into, *inner, down, outer) if cfg.mlp_bias else (*into, down)
+    return (*table, outer) if cfg.mlp_bias else tuple(table)
 
 
-def _qkv_widths(cfg: ModelConfig) -> tuple[tuple[str, int], ...]:
-    return (("q", cfg.q_width), ("k", cfg.kv_width), ("v", cfg.kv_width))
+def qkv_widths(cfg: ModelConfig) -> list[tuple[str, int, tuple[int, ...] | None]]:
+    """Rows of q, k and v and the layers that have so many, None: all of them. A layer that reads the keys and values of
+    another one has q alone."""
+    queries, keys = cfg.layers_by(cfg.q_width_of), cfg.writers_by(cfg.kv_width_of)
+    return [(name, w, on) for name, by in {"q": queries, "k": keys, "v": keys}.items() for w, on in by.items()]
 
 
 def embed(cfg: ModelConfig, w: Weights, batch: ForwardBatch) -> Value:
@@ -93,21 +103,24 @@ def attended(
     cfg: ModelConfig, w: Weights, x: Value, q: Value, layer: int, batch: ForwardBatch, **bends: "Value | float | None"
 ) -> Value:
     """What queries q [tokens, heads * head_dim] see, before the last matrix; bends: attributes of `attend`."""
-    table, window, factors = cfg.rope_of(layer), cfg.window(layer), cfg.query_factors(layer)
-    place = cfg.cache_index(layer)
-    k = ops.linear(x, w.k.weight, w.k.bias)  # [tokens, kv_heads * head_dim]
-    v = ops.linear(x, w.v.weight, w.v.bias)
+    table, factors, wide = cfg.rope_of(layer), cfg.query_factors(layer), cfg.wide_qk_norm
+    group, place, heads, kv_heads = cfg.kv_group(layer), cfg.cache_index(layer), cfg.heads_of(layer), 0
+    k: Value | None = None
+    if cfg.kv_source(layer) == layer:  # another layer reads what one before it wrote
+        k, kv_heads = ops.linear(x, w.k.weight, w.k.bias), cfg.kv_shape(layer).kv_heads  # [tokens, kv_heads * head_dim]
+        v = ops.linear(x, w.v.weight, w.v.bias)
     if cfg.qk_norm:
-        wide = cfg.wide_qk_norm
-        q = ops.rms_norm(q, w.q_norm.weight, cfg.norm_eps, 1 if wide else cfg.heads)
-        k = ops.rms_norm(k, w.k_norm.weight, cfg.norm_eps, 1 if wide else cfg.kv_heads)
+        q = ops.rms_norm(q, w.q_norm.weight, cfg.norm_eps, 1 if wide else heads)
+        k = None if k is None else ops.rms_norm(k, w.k_norm.weight, cfg.norm_eps, 1 if wide else kv_heads)
     if table is not None:
-        q = ops.rope(q, batch.positions, table, cfg.heads)
-        k = ops.rope(k, batch.positions, table, cfg.kv_heads)
+        q = ops.rope(q, batch.positions, table, heads)
+        k = None if k is None else ops.rope(k, batch.positions, table, kv_heads)
     if factors is not None:
         q = ops.scale_by_position(q, batch.positions, factors.beta, factors.context, factors.offset)
-    batch.cache = ops.kv_write(batch.cache, k, v, place)
-    return ops.attend(q, batch.cache, place, cfg.heads, cfg.attention_scale, window=window, **bends)
+    if k is not None:
+        batch.keep(group, ops.kv_write(batch.cache_of(group), k, v, place))
+    scale, window = cfg.attention_scale_of(layer), cfg.window(layer)
+    return ops.attend(q, batch.cache_of(group), place, heads, scale, window=window, **bends)
 
 
 def mlp(w: Weights, x: Value) -> Value:

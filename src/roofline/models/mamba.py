@@ -35,8 +35,8 @@ class MambaConfig(ScanConfig):
 
     @property
     def state_parts(self) -> StateParts:
-        kept = scan_state(self.inner, self.inner, self.states, by_state=True)
-        return ((COLUMNS, (self.taps - 1, self.inner)), (MATRIX, kept)) if any(self.recurrent) else ()
+        values = scan_state(self.inner, self.inner, self.states, by_state=True)
+        return ((COLUMNS, (self.taps - 1, self.inner)), (MATRIX, values)) if any(self.recurrent) else ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ def mixer_params(cfg: MambaConfig) -> list[Param]:
     """The parameters of a layer of Mamba."""
     shapes: dict[str, tuple[tuple[int, ...], str]] = {
         **{f"{name}.weight": ((cfg.inner, cfg.width), "column") for name in ("x", "z")},
-        **({f"{name}.bias": ((cfg.inner,), "column") for name in ("x", "z")} if cfg.scan_bias else {}),
         "conv.weight": ((cfg.inner, cfg.taps), "column"),
         **({"conv.bias": ((cfg.inner,), "column")} if cfg.conv_bias else {}),
         "rank.weight": ((cfg.rank, cfg.inner), "row"),
@@ -66,7 +65,6 @@ def mixer_params(cfg: MambaConfig) -> list[Param]:
         "a_log.weight": ((cfg.inner, cfg.states), "column"),
         **{f"{name}.weight": ((cfg.inner,), "column") for name in ("dt_bias", "d")},
         "o.weight": ((cfg.width, cfg.inner), "row"),
-        **({"o.bias": ((cfg.width,), "replicate")} if cfg.scan_bias else {}),
     }
     if cfg.scan_norms == "weights":
         widths = {"rank_norm": cfg.rank, "b_norm": cfg.states, "c_norm": cfg.states}
@@ -86,16 +84,16 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
 def mixer(cfg: MambaConfig, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """A short convolution, the selective scan with steps, B and C made of its result, and a gate."""
     place = cfg.state_index(layer)
-    x, z = ops.linear(x, w.x.weight, w.x.bias), ops.linear(x, w.z.weight, w.z.bias)
+    x, z = ops.linear(x, w.x.weight), ops.linear(x, w.z.weight)
     x, batch.state = ops.causal_conv(x, batch.state, w.conv.weight, w.conv.bias, layer=place, silu=True)
-    rank, bc = normed(cfg, w, ops.linear(x, w.rank.weight), ops.linear(x, w.bc.weight))
+    rank, bc = with_norms(cfg, w, ops.linear(x, w.rank.weight), ops.linear(x, w.bc.weight))
     xbc, dt = ops.join_heads(x, bc, 1), ops.linear(rank, w.dt.weight)
     weights = w.a_log.weight, w.dt_bias.weight, w.d.weight
     y, batch.state = ops.selective_scan(xbc, dt, batch.state, *weights, layer=place, states=cfg.states)
-    return ops.linear(ops.silu_mul(z, y), w.o.weight, w.o.bias)
+    return ops.linear(ops.silu_mul(z, y), w.o.weight)
 
 
-def normed(cfg: MambaConfig, w: Weights, rank: Value, bc: Value) -> tuple[Value, Value]:
+def with_norms(cfg: MambaConfig, w: Weights, rank: Value, bc: Value) -> tuple[Value, Value]:
     """What steps are made of [tokens, rank], and B and C [tokens, 2 * states]; normed where the model does that."""
     if cfg.scan_norms == "plain":
         return ops.rms_norm(rank, None, cfg.scan_eps), ops.rms_norm(bc, None, cfg.scan_eps, 2)

@@ -42,8 +42,8 @@ class Mamba2Config(ScanConfig):
 
     @property
     def state_parts(self) -> StateParts:
-        kept = scan_state(self.inner, self.scan_heads, self.states, by_state=False)
-        return ((COLUMNS, (self.taps - 1, self.channels)), (MATRIX, kept)) if any(self.recurrent) else ()
+        values = scan_state(self.inner, self.scan_heads, self.states, by_state=False)
+        return ((COLUMNS, (self.taps - 1, self.channels)), (MATRIX, values)) if any(self.recurrent) else ()
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,6 @@ def mixer_params(cfg: Mamba2Config, normed: bool = True) -> list[Param]:
         "xbc.weight": ((cfg.channels, cfg.width), "column"),
         "dt.weight": ((cfg.scan_heads, cfg.width), "column"),
     }
-    if cfg.scan_bias:
-        widths = {"z": cfg.inner, "xbc": cfg.channels, "dt": cfg.scan_heads}
-        shapes |= {f"{name}.bias": ((width,), "column") for name, width in widths.items()}
     shapes["conv.weight"] = (cfg.channels, cfg.taps), "column"
     if cfg.conv_bias:
         shapes["conv.bias"] = (cfg.channels,), "column"
@@ -95,8 +92,6 @@ def mixer_params(cfg: Mamba2Config, normed: bool = True) -> list[Param]:
     if normed:
         shapes["norm.weight"] = (cfg.inner,), "column"
     shapes["o.weight"] = (cfg.width, cfg.inner), "row"
-    if cfg.scan_bias:
-        shapes["o.bias"] = (cfg.width,), "replicate"
     return [
         Param(
             f"layers.{{layer}}.ssm.{name}",
@@ -117,9 +112,9 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
 
 def mixer(cfg: Mamba2Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """A short convolution of x, B and C, the selective scan, a gate, and a norm of each group behind it."""
-    z = ops.linear(x, w.z.weight, w.z.bias)
-    xbc, dt = ops.linear(x, w.xbc.weight, w.xbc.bias), ops.linear(x, w.dt.weight, w.dt.bias)
-    return ops.linear(gated_norm(cfg, w, z, scanned(cfg, w, xbc, dt, layer, batch)), w.o.weight, w.o.bias)
+    z = ops.linear(x, w.z.weight)
+    xbc, dt = ops.linear(x, w.xbc.weight), ops.linear(x, w.dt.weight)
+    return ops.linear(gated_norm(cfg, w, z, scanned(cfg, w, xbc, dt, layer, batch)), w.o.weight)
 
 
 def scanned(cfg: Mamba2Config, w: Weights, xbc: Value, dt: Value, layer: int, batch: ForwardBatch) -> Value:

@@ -94,8 +94,9 @@ def formats_of(mix: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str
 
 def stays_float(name: str) -> bool:
     """Whether a matrix is F32 in every kind of file: scores of a router, the scale of a shared expert, positions, taps
-    of a convolution."""
-    return ".router." in name or name.endswith((".shared.scale.weight", ".conv.weight")) or name == "positions.weight"
+    of a convolution, rates of a scan."""
+    small = name.endswith((".shared.scale.weight", ".conv.weight", ".a_log.weight"))
+    return ".router." in name or small or name == "positions.weight"
 
 
 def _format(mix: Mix, name: str, shape: tuple[int, ...], sizes: _Sizes) -> str:

@@ -13,7 +13,7 @@ from roofline.common.names import unknown
 from roofline.models.registry import configure
 from roofline.models.spec import expand
 
-_BY_LAYER = {"layer_windows", "turning"}  # lists that rows begin, and that layers repeat
+_BY_LAYER = {"layer_windows", "turning", "recurrent"}  # lists that rows begin, and that layers repeat
 _ABSENT = {"rope_scaling": None, "sliding_window": None}  # TOML has no word for none
 
 

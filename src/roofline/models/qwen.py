@@ -19,4 +19,10 @@ def spec(cfg: ModelConfig) -> tuple[Param, ...]:
 
 def head_norms(cfg: ModelConfig) -> list[Param]:
     """The norms of each head of q and of k."""
-    return [Param(f"layers.{{layer}}.attn.{n}_norm.weight", (cfg.head_dim,), "shared") for n in "qk"]
+
+    def dim(layer: int) -> int:
+        return cfg.kv_shape(layer).head_dim
+
+    layers = {"q": cfg.layers_by(dim), "k": cfg.writers_by(dim)}
+    places = [(f"layers.{{layer}}.attn.{n}_norm.weight", width, on) for n in "qk" for width, on in layers[n].items()]
+    return [Param(name, (width,), "shared", layers=on) for name, width, on in places]

@@ -13,7 +13,7 @@ class ScanConfig(ModelConfig):
     """recurrent: of each layer, whether it is a scan; the others attend.
 
     Of the former: inner: channels; states: of a channel; taps: tokens that its convolution sees; conv_bias: the
-    convolution has a bias; scan_bias: its first and last matrix have.
+    convolution has a bias.
     """
 
     recurrent: tuple[bool, ...] = ()
@@ -21,7 +21,6 @@ class ScanConfig(ModelConfig):
     states: int = 0
     taps: int = 4
     conv_bias: bool = True
-    scan_bias: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

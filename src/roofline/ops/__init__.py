@@ -9,12 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from roofline.ops.activations import clamped_swiglu, gelu, gelu_mul, relu, sigmoid_mul, silu, silu_mul
+    from roofline.ops.activations import above_spread, clamped_swiglu, gelu, gelu_mul, relu, sigmoid_mul, silu, silu_mul
     from roofline.ops.adapters import adapter_down, adapter_up
     from roofline.ops.attention import attend, kv_write, rope
     from roofline.ops.collectives import all_gather, all_reduce
-    from roofline.ops.elementwise import add, cast, embed, mul, scale, scale_by_position, soft_cap, split, take_rows
-    from roofline.ops.experts import combine, expert_bias, expert_linear, route, sigmoid_scale
+    from roofline.ops.elementwise import (
+        add,
+        cast,
+        embed,
+        mul,
+        scale,
+        scale_by_position,
+        scale_columns,
+        soft_cap,
+        split,
+        take_rows,
+    )
+    from roofline.ops.experts import combine, expert_bias, expert_linear, expert_scale, route, sigmoid_scale
     from roofline.ops.fused import (
         add_norm,
         expert_linear_silu_mul,
@@ -28,13 +39,14 @@ if TYPE_CHECKING:
         qkv_write,
         relu_quantize,
         rope_kv_write,
+        rope_queries,
         sigmoid_mul_quantize,
         silu_mul_quantize,
         silu_quantize,
     )
     from roofline.ops.heads import cut_heads, join_heads
     from roofline.ops.matmul import Q8Rows, linear, quantize_rows
-    from roofline.ops.norms import layer_norm, rms_norm
+    from roofline.ops.norms import layer_norm, like_norm, rms_norm
     from roofline.ops.scan import selective_scan
     from roofline.ops.state import causal_conv, delta_rule
 
@@ -42,14 +54,15 @@ __all__ = ["clamped_swiglu", "gelu", "gelu_mul", "relu", "relu_quantize", "sigmo
 __all__ += ["adapter_down", "adapter_up"]
 __all__ += ["attend", "kv_write", "rope"]
 __all__ += ["all_gather", "all_reduce"]
-__all__ += ["add", "cast", "embed", "mul", "scale", "scale_by_position", "soft_cap", "split", "take_rows"]
-__all__ += ["combine", "expert_bias", "expert_linear", "route", "sigmoid_scale"]
+__all__ += ["above_spread", "add", "cast", "embed", "mul", "scale", "scale_by_position", "scale_columns", "soft_cap"]
+__all__ += ["split", "take_rows"]
+__all__ += ["combine", "expert_bias", "expert_linear", "expert_scale", "route", "sigmoid_scale"]
 __all__ += ["add_norm", "gelu_mul_quantize", "gelu_quantize", "layer_norm_quantize", "linear_add", "norm_quantize"]
 __all__ += ["expert_linear_silu_mul", "mul_quantize", "qk_norm", "sigmoid_mul_quantize"]
-__all__ += ["qkv_write", "rope_kv_write", "silu_mul_quantize", "silu_quantize"]
+__all__ += ["qkv_write", "rope_kv_write", "rope_queries", "silu_mul_quantize", "silu_quantize"]
 __all__ += ["cut_heads", "join_heads"]
 __all__ += ["Q8Rows", "linear", "quantize_rows"]
-__all__ += ["layer_norm", "rms_norm"]
+__all__ += ["layer_norm", "like_norm", "rms_norm"]
 __all__ += ["causal_conv", "delta_rule", "selective_scan"]
 _MODULES = (
     *("activations", "adapters", "attention", "collectives", "elementwise", "experts", "fused", "heads", "matmul"),

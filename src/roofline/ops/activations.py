@@ -1,4 +1,4 @@
-"""silu and gelu, plain and gated, relu and its square."""
+"""silu and gelu, plain and gated, relu and its square, above_spread."""
 
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,17 @@ def relu(x: "Tensor", squared: bool = False) -> "Tensor":
 
     y = functional.relu(x)
     return y * y if squared else y
+
+
+@op(values=("x",), infer=same_as_x, traits=(Trait.ROW_WISE, Trait.READS_WIDE), flops=per_element(6), inplace="x")
+def above_spread(x: "Tensor", z: float) -> "Tensor":
+    """max(0, x - mean - z * deviation), mean and standard deviation of each row: of a normal distribution the part
+    beyond z deviations is left. Source: Gemma 3n's sparse activations."""
+    from torch.nn import functional
+
+    values = x.float()
+    bound = values.mean(dim=-1, keepdim=True) + values.std(dim=-1, keepdim=True, unbiased=False) * z
+    return functional.relu(values - bound).to(x.dtype)
 
 
 def gated_type(call: Call) -> Type:

@@ -1,4 +1,5 @@
-"""Ops that move or scale rows: add, scale, scale_by_position, soft_cap, cast, split, take_rows, embed."""
+"""Ops that move or scale rows: add, mul, scale, scale_columns, scale_by_position, soft_cap, cast, split, take_rows,
+embed."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -53,6 +54,21 @@ def mul(x: "Tensor", y: "Tensor") -> "Tensor":
 def scale(x: "Tensor", factor: float) -> "Tensor":
     """x * factor."""
     return x * factor
+
+
+def _columns_type(call: Call) -> Type:
+    if call.w.shape not in ((call.x.width,), (1,)):
+        raise ConfigError(f"scale_columns: a weight of shape {call.w.shape} for width {call.x.width}")
+    return same_as_x(call)
+
+
+_COLUMNS = (Trait.ROW_WISE, Trait.ROUNDED, Trait.WHOLE_VALUES)
+
+
+@op(values=("x",), weights=("w",), infer=_columns_type, traits=_COLUMNS, flops=per_element(1), inplace="x")
+def scale_columns(x: "Tensor", w: "Tensor") -> "Tensor":
+    """x * w, x [rows, width]: each column times its number of w [width], or all of them times that of w [1]."""
+    return x * w.to(x.dtype)
 
 
 def _scaled_type(call: Call) -> Type:

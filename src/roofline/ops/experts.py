@@ -1,4 +1,4 @@
-"""route, expert_linear, combine, sigmoid_scale: a mixture of experts. Source: Shazeer et al. 2017.
+"""route, expert_linear, expert_bias, expert_scale, combine, sigmoid_scale: experts. Source: Shazeer et al. 2017.
 
 A token's experts stand in falling order of their logits, equal ones by number; what belongs to them lies side by side
 in the token's row, in that order.
@@ -179,6 +179,22 @@ def expert_bias(x: "Tensor", ids: "Tensor", bias: "Tensor", experts: int) -> "Te
     [experts * out], the experts' biases one behind the other."""
     parts = x.unflatten(1, (ids.shape[1], -1))  # [tokens, top, out]
     return (parts + bias.view(experts, -1)[ids.long()].to(x.dtype)).flatten(1)
+
+
+def _expert_scale_type(call: Call) -> Type:
+    if call.w.shape != (call.experts,) or call.x.width != call.ids.width:
+        raise ConfigError(f"expert_scale: {call.w.shape} of {call.experts} experts, {call.x.width} of {call.ids.width}")
+    return Type("f32", call.x.leading, call.x.trailing)
+
+
+_EXPERT_SCALE = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
+
+
+@op(values=("x", "ids"), weights=("w",), infer=_expert_scale_type, traits=_EXPERT_SCALE, flops=per_element(1))
+def expert_scale(x: "Tensor", ids: "Tensor", w: "Tensor", experts: int) -> "Tensor":
+    """x * w[id], float32, for each of a token's experts: x [tokens, top] their weights, ids int32 [tokens, top], w
+    [experts] the factor of each."""
+    return x.float() * w.float()[ids.long()]
 
 
 def _combine_type(call: Call) -> Type:

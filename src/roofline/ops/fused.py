@@ -267,3 +267,48 @@ def rope_kv_write(
         q, k = norm_heads(q, k)
     q = elementwise.scale_by_position(q, positions, beta, context, offset) if beta else q
     return q, attention.kv_write(cache, k, v, layer, kv_dtype)
+
+
+def _queries_type(call: Call) -> Type:
+    if call.q.width % call.heads:
+        raise ConfigError(f"rope_queries: width {call.q.width} is not {call.heads} heads")
+    if call.q_norm is not None and call.q_norm.shape != (call.q.width // call.heads,):
+        raise ConfigError("q_norm covers one head")
+    q: Type = call.q
+    return q
+
+
+@op(
+    values=("q", "positions"),
+    weights=("q_norm",),
+    infer=_queries_type,
+    flops=lambda call: Affine.per(
+        call.q.leading, call.q.width * (3 * bool(call.table) + 4 * (call.q_norm is not None) + bool(call.beta))
+    ),
+    fuses=("rms_norm", "rope", "scale_by_position"),
+)
+def rope_queries(
+    q: "Tensor",
+    positions: "Tensor | None" = None,
+    q_norm: "Tensor | None" = None,
+    *,
+    heads: int,
+    table: RopeTable | None = None,
+    eps: float = 0.0,
+    norm_last: bool = False,
+    beta: float = 0.0,
+    context: int = 1,
+    offset: int = 0,
+) -> "Tensor":
+    """q as attention takes it, where its keys are those that another layer wrote.
+
+    q [tokens, heads * head_dim]; q_norm, norm_last, table, beta: as rope_kv_write has them, each if it is there.
+    positions: where something depends on them.
+    """
+    if q_norm is not None and not norm_last:
+        q = norms.rms_norm(q, q_norm, eps, heads)
+    if positions is not None and table is not None:
+        q = attention.rope(q, positions, table, heads)
+    if q_norm is not None and norm_last:
+        q = norms.rms_norm(q, q_norm, eps, heads)
+    return elementwise.scale_by_position(q, positions, beta, context, offset) if positions is not None and beta else q

@@ -24,8 +24,13 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "yarn": ("factor", "original_max_position_embeddings"),
 }
 YARN_BETA_FAST, YARN_BETA_SLOW = 32.0, 1.0
-OPTIONAL = {"yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")}
+OPTIONAL = {
+    "proportional": ("factor",),
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+}
 LONGROPE = "longrope"
+PROPORTIONAL = "proportional"  # a part of the pairs turns, each as it would if all did
+PROPORTIONAL_KEYS = ("partial_rotary_factor",)
 LONGROPE_KEYS = ("short_factor", "long_factor", "original_max_position_embeddings", "attention_factor")
 # Keys that say nothing about the frequencies and may stand in a config's rope_scaling.
 _IGNORED = ("rope_type", "type", "rope_theta")
@@ -44,7 +49,7 @@ class RopeTable:
     def __post_init__(self) -> None:
         if self.style not in STYLES:
             raise ConfigError(f"rope_style {self.style!r} is not one of {', '.join(STYLES)}")
-        if self.kind not in NEEDED and self.kind != LONGROPE:
+        if self.kind not in NEEDED and self.kind not in (LONGROPE, PROPORTIONAL):
             raise UnsupportedError(f"rope scaling {self.kind!r}", "its tables are unknown here", sorted(NEEDED))
         if self.dim <= 0 or self.dim % 2:
             raise ConfigError(f"rope needs an even number of dimensions, got {self.dim}")
@@ -53,8 +58,9 @@ class RopeTable:
             if keys != {"attention_factor", *(_factor(i) for i in range(self.dim // 2))}:
                 raise ConfigError(f"rope scaling {self.kind!r} needs {self.dim // 2} factors, got {len(keys) - 1}")
             return
-        missing = set(NEEDED[self.kind]) - keys
-        unknown = keys - set(NEEDED[self.kind]) - set(OPTIONAL.get(self.kind, ()))
+        needed = PROPORTIONAL_KEYS if self.kind == PROPORTIONAL else NEEDED[self.kind]
+        missing = set(needed) - keys
+        unknown = keys - set(needed) - set(OPTIONAL.get(self.kind, ()))
         if missing or unknown:
             raise ConfigError(f"rope scaling {self.kind!r}: missing {sorted(missing)}, unknown {sorted(unknown)}")
         if self.kind == "yarn" and self.theta == 1:
@@ -79,6 +85,10 @@ def frequencies(table: RopeTable) -> tuple[np.ndarray, float]:
     """Angle per position, float64 [dim / 2], and the factor that multiplies cos and sin."""
     inverse = table.theta ** (-np.arange(0, table.dim, 2, dtype=np.float64) / table.dim)
     options = dict(table.scaling)
+    if table.kind == PROPORTIONAL:
+        turned = int(options["partial_rotary_factor"] * table.dim // 2)
+        inverse[turned:] = 0.0
+        return inverse / options.get("factor", 1.0), 1.0
     if table.kind == "linear":
         return inverse / options["factor"], 1.0
     if table.kind == "llama3":

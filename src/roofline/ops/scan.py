@@ -54,7 +54,7 @@ def _scan_bytes(call: Call) -> Affine:
     values=("xbc", "dt", "state"),
     weights=("a_log", "dt_bias", "d"),
     infer=_scan_type,
-    traits=(Trait.WHOLE_VALUES, Trait.READS_WIDE, Trait.LONG_SUM),
+    traits=(Trait.WHOLE_VALUES, Trait.ROUNDED, Trait.READS_WIDE, Trait.LONG_SUM),
     flops=_scan_flops,
     kv_bytes=_scan_bytes,
 )

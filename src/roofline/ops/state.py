@@ -103,7 +103,7 @@ _STATE = (Trait.WHOLE_VALUES, Trait.READS_WIDE)
     values=("x", "state"),
     weights=("w", "bias"),
     infer=_conv_type,
-    traits=_STATE,
+    traits=(*_STATE, Trait.ROUNDED),
     flops=_conv_flops,
     kv_bytes=_conv_bytes,
 )

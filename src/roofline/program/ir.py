@@ -163,18 +163,20 @@ class Instr:
 @dataclass(frozen=True)
 class KvGroup:
     """The layers whose caches share kind, heads, dims, window (0: none) and format ("f32", "bf16", "f16", "int8",
-    "e4m3fn", "e4m3fnuz")."""
+    "e4m3fn", "e4m3fnuz"). layers: those that write to it; value_dim: as `models.config.KvShape` has it."""
 
     layers: int
     kv_heads: int
     head_dim: int
     window: int
     format: str
+    value_dim: int = 0
 
     @property
     def token_bytes(self) -> int:
         """Bytes K and V of one token take over all layers."""
-        return 2 * self.layers * self.kv_heads * kv_head_bytes(self.format, self.head_dim)
+        tensors = 1 if self.value_dim else 2
+        return tensors * self.layers * self.kv_heads * kv_head_bytes(self.format, self.head_dim)
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,8 @@ class Program:
     """A model lowered to instructions.
 
     target: "" until legalised. inputs: batch fields and the stores: caches ("kv0.0") and state ("state0.0"); a value
-    "kv0.N" belongs to kv group "kv0". outputs: the logits, then the last value of each store. share: see
+    "kv0.N" belongs to kv group "kv0". A layer that attends without a write of its own reads what another one wrote to
+    the group. outputs: the logits, then the last value of each store. share: see
     passes/shard.py and passes/stage.py; the first output of a stage that is not the last is what the next one goes on
     from, and an input there.
     """

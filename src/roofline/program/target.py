@@ -38,6 +38,7 @@ class Target:
         "linear_add",
         "rope_kv_write",
         "qkv_write",
+        "rope_queries",
         "cut_heads",
     )
 
@@ -50,8 +51,7 @@ CPU = Target(
     logits_order="q15g32",
     float_order="f32",
     orders={
-        "rms_norm": "lanes16",
-        "layer_norm": "lanes16",
+        **dict.fromkeys(("rms_norm", "layer_norm", "like_norm", "above_spread"), "lanes16"),
         **dict.fromkeys(("silu", "silu_mul", "gelu", "gelu_mul", "clamped_swiglu", "soft_cap"), "exp2"),
         **dict.fromkeys(("route", "sigmoid_scale", "sigmoid_mul"), "exp2"),
         "causal_conv": "taps",

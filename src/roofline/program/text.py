@@ -29,7 +29,7 @@ def print_program(program: Program) -> str:
     lines += [f"input {_value(value)}" for value in program.inputs]
     lines += [f"output {name}" for name in program.outputs]
     lines += [f"table {name} = {_keywords(vars(table))}" for name, table in program.tables.items()]
-    lines += [f"cache {name} = {_keywords(vars(group))}" for name, group in program.kv_groups.items()]
+    lines += [f"cache {name} = {_cache(group)}" for name, group in program.kv_groups.items()]
     lines += [f"state {name} = {_keywords(vars(group))}" for name, group in program.state_groups.items()]
     lines += ["", *(_weight(name, recipe) for name, recipe in program.weights.items())]
     lines += ["", *(print_instr(instr) for instr in program.body)]
@@ -55,6 +55,10 @@ def print_instr(instr: Instr) -> str:
 def _value(value: Value) -> str:
     leading = (value.type.leading,) if value.type.leading else ()
     return f"{value.name}: {value.type.dtype}[{', '.join(str(n) for n in (*leading, *value.type.trailing))}]"
+
+
+def _cache(group: KvGroup) -> str:
+    return _keywords({name: value for name, value in vars(group).items() if name != "value_dim" or value})
 
 
 def _weight(name: str, recipe: Recipe) -> str:

@@ -1,6 +1,6 @@
 """trace: run a family's functions on Symbols and write down what they do."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from roofline.ops.symbol import Symbol, TracedParameter, Type
 from roofline.ops.symbol import Value as Operand
 from roofline.program.ir import Instr, KvGroup, Program, Recipe, StateGroup, Value, WeightPiece, kv_group_of
 
-CACHE, STATE = "kv0", "state0"
+CACHE, STATE = "kv", "state0"  # each group of the cache has its number behind the name
 
 
 class DescribesTensor(Protocol):
@@ -47,25 +47,23 @@ def trace(family: Family, cfg: ModelConfig, tensors: Tensors) -> Program:
     recorder = NamingRecorder()
     fields = {"ids": "tokens", "positions": "tokens", "logit_rows": "rows"}
     inputs = {name: recorder.input(name, Type("i32", leading)) for name, leading in fields.items()}
-    cache = recorder.input(f"{CACHE}.0", Type("cache", None, (cfg.kv_heads, cfg.head_dim)))
+    groups = _kv_groups(cfg)
+    first, *further = [recorder.input(f"{name}.0", Type("cache", None, (g.kv_heads, g.head_dim))) for name, g in groups]
     parts = cfg.state_parts
     state = recorder.input(f"{STATE}.0", Type("state", None, (state_values(parts),))) if parts else None
-    batch = ForwardBatch(**inputs, cache=cache, state=state)
+    batch = ForwardBatch(**inputs, cache=first, state=state, further=list(further))
     parameters = {name: TracedParameter(name, recipe.type) for name, recipe in weights.items()}
     logits = forward(family, cfg, parameters, batch)
     assert isinstance(logits, Symbol)
-    assert isinstance(batch.cache, Symbol)
-    assert batch.state is None or isinstance(batch.state, Symbol)
-    layers = range(cfg.layers)
-    group = KvGroup(sum(map(cfg.attends, layers)), cfg.kv_heads, cfg.head_dim, _window(cfg), "f32")
+    stores = [batch.cache, *batch.further, *([] if batch.state is None else [batch.state])]
     return Program(
         name=cfg.family,
         inputs=tuple(recorder.inputs),
-        outputs=(logits.name, batch.cache.name, *([] if batch.state is None else [batch.state.name])),
+        outputs=(logits.name, *(store.name for store in stores if isinstance(store, Symbol))),
         weights=weights,
         body=tuple(recorder.body),
-        kv_groups={CACHE: group},
-        state_groups={STATE: StateGroup(sum(map(cfg.keeps_state, layers)), parts)} if parts else {},
+        kv_groups=dict(groups),
+        state_groups={STATE: StateGroup(sum(map(cfg.keeps_state, range(cfg.layers))), parts)} if parts else {},
         tables={name: table for table, name in recorder.tables.items()},
     )
 
@@ -80,10 +78,21 @@ def _pieces(param: Param, tensors: Tensors) -> tuple[WeightPiece, ...]:
     return tuple(WeightPiece(param.expert(n), 0, rows, tensors[param.expert(n)].format) for n in numbers)
 
 
-def _window(cfg: ModelConfig) -> int:
-    """The window that all layers have, else 0: their keys lie in pages of one group, which keeps what any of them
+def _kv_groups(cfg: ModelConfig) -> list[tuple[str, KvGroup]]:
+    """The name of each group of the cache, and the layers in it."""
+    layers, groups = range(cfg.layers), []
+    for number, shape in enumerate(cfg.kv_shapes):
+        writers = [layer for layer in layers if cfg.attends(layer) and cfg.kv_shape(layer) == shape]
+        window = _window(cfg, [layer for layer in layers if cfg.kv_shape(layer) == shape])
+        group = KvGroup(layers=len(writers), window=window, format="f32", **shape._asdict())
+        groups.append((f"{CACHE}{number}", group))
+    return groups
+
+
+def _window(cfg: ModelConfig, layers: Sequence[int]) -> int:
+    """The window that all layers of a group have, else 0: their keys lie in the same pages, which keep what any of them
     reads."""
-    windows = {cfg.window(layer) for layer in range(cfg.layers)}
+    windows = {cfg.window(layer) for layer in layers}
     return windows.pop() if len(windows) == 1 else 0
 
 
@@ -94,7 +103,7 @@ def trace_shape(family: Family, cfg: ModelConfig, form: str = "BF16") -> Program
 
 
 class NamingRecorder:
-    """Names values x0, x1, ... and caches kv0.1, kv0.2, ... as they are made."""
+    """Names values x0, x1, ... and the caches of a group kv0.1, kv0.2, ... as they are made."""
 
     def __init__(self) -> None:
         self.inputs: list[Value] = []

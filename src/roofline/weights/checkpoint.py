@@ -11,7 +11,7 @@ from roofline.common import extensions, log
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.fields import naming, refuse, shorten
 from roofline.common.files import check_readable, readable
-from roofline.common.json_files import read_json_file
+from roofline.common.json_files import read_config_json
 from roofline.common.mistaken_files import mistaken_for, unreadable
 from roofline.models.spec import Param
 from roofline.ops import formats
@@ -165,7 +165,7 @@ def read_config(path: str | Path) -> Config:
         _check_config_beside(path)
     file = path / "config.json" if path.is_dir() else path
     if file.suffix == ".json":
-        return from_hf(file, read_json_file(file))
+        return from_hf(file, read_config_json(file))
     return dict(open_checkpoint(path).config)
 
 

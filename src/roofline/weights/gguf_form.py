@@ -5,6 +5,7 @@ second of each. Heads are moved as bytes where a format's blocks lie within one,
 Files of Falcon-H1 hold products of matrices and multipliers.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -129,7 +130,7 @@ def _negated(checkpoint: Checkpoint) -> Checkpoint:
     infos, changes = dict(checkpoint.tensors), dict[str, Change]()
     for name, info in checkpoint.tensors.items():
         if is_negated(checkpoint.config, name):
-            infos[name] = replace(info, format="F32", nbytes=4 * info.shape[0])
+            infos[name] = replace(info, format="F32", nbytes=4 * math.prod(info.shape))
             changes[name] = _exponential(info)
     return _changed(checkpoint, infos, changes)
 

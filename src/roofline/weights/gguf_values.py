@@ -32,7 +32,7 @@ def as_ours(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -
             infos[name] = replace(info, shape=(math.prod(info.shape),))
     negated = {name for name in infos if is_negated(config, name)}
     stored = dict(infos)
-    infos |= {name: replace(infos[name], format="F32", nbytes=4 * infos[name].shape[0]) for name in negated}
+    infos |= {name: replace(infos[name], format="F32", nbytes=4 * math.prod(infos[name].shape)) for name in negated}
 
     def read_ours(name: str) -> np.ndarray:
         if name not in negated:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields, shorten
 from roofline.common.files import read_regular
-from roofline.common.json_files import MAX_JSON_BYTES, parse_json, read_json_file
+from roofline.common.json_files import MAX_JSON_BYTES, parse_json, read_config_json
 
 if TYPE_CHECKING:
     from roofline.weights.checkpoint import Checkpoint
@@ -59,7 +59,7 @@ def _of_folder(path: Path) -> VectorKind | None:
         _check_modules(modules)
     if not file.is_file():
         return None
-    fields = Fields(file, read_json_file(file))
+    fields = Fields(file, read_config_json(file))
     chosen = [key for key in fields.values if key.startswith("pooling_mode_") and fields.get(key, bool)]
     if len(chosen) == 1 and chosen[0] in _MODES:
         return _MODES[chosen[0]]

@@ -66,6 +66,28 @@ void norms(Checker& check) {
                           out.floats(y.data(), n + 16);  // nothing behind the end is touched
                       }
                   });
+            check("rms_norm without a weight " + std::to_string(n) + " x " + std::to_string(scale),
+                  [&](const Kernels& kernels, Output& out) {
+                      std::vector<float> y(n + 16, 7.0f);
+                      kernels.rms_norm(x.data(), nullptr, n, 1e-5f, y.data());
+                      out.floats(y.data(), n + 16);
+                  });
+            check("like_norm " + std::to_string(n) + " x " + std::to_string(scale),
+                  [&](const Kernels& kernels, Output& out) {
+                      for (int row = 0; row < kRows - 1; row++) {
+                          std::vector<float> y(n + 16, 7.0f);
+                          kernels.like_norm(x.data() + row * n, x.data() + (row + 1) * n, n, y.data());
+                          out.floats(y.data(), n + 16);
+                      }
+                  });
+            check("above_spread " + std::to_string(n) + " x " + std::to_string(scale),
+                  [&](const Kernels& kernels, Output& out) {
+                      for (float z : {-1.0f, 0.3f, 1.6448536f}) {
+                          std::vector<float> y(n + 16, 7.0f);
+                          kernels.above_spread(x.data(), z, n, y.data());
+                          out.floats(y.data(), n + 16);
+                      }
+                  });
         }
 }
 

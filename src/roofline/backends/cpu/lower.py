@@ -52,11 +52,15 @@ _OPERATIONS = {
     "add": "add",
     "scale": "scale",
     "scale_by_position": "scale_by_position",
+    "scale_columns": "scale_columns",
     "soft_cap": "soft_cap",
+    "above_spread": "above_spread",
+    "like_norm": "like_norm",
     "take_rows": "take_rows",
     "route": "route",
     "expert_linear": "expert_linear",
     "expert_bias": "expert_bias",
+    "expert_scale": "expert_scale",
     "expert_linear_silu_mul": "expert_linear_gated",
     "combine": "combine",
     "sigmoid_scale": "sigmoid_scale",
@@ -80,19 +84,25 @@ _FORMS = {
     "gelu_quantise": ("tanh", "gelu_tanh_quantise"),
     "gelu_gated": ("tanh", "gelu_tanh_gated"),
     "gelu_gated_quantise": ("tanh", "gelu_tanh_gated_quantise"),
+    "gelu_apart": ("tanh", "gelu_tanh_apart"),
+    "gelu_apart_quantise": ("tanh", "gelu_tanh_apart_quantise"),
     "relu": ("squared", "relu_squared"),
     "relu_quantise": ("squared", "relu_squared_quantise"),
     "rope_write": ("beta", "rope_write_scaled"),
 }
-# The same with gate and up as two values, with silu of the result, of heads by themselves or that go round.
+# The same with gate and up as two values, with silu of the result, of heads by themselves, without a weight, or of
+# heads that go round.
 _APART = {"gated": "silu_apart", "gated_quantise": "silu_apart_quantise"}
 _APART |= {"sigmoid_gated": "sigmoid_mul", "sigmoid_gated_quantise": "sigmoid_mul_quantise"}
+_APART |= {"gelu_gated": "gelu_apart", "gelu_gated_quantise": "gelu_apart_quantise"}
 _SILU = {"causal_conv": "causal_conv_silu"}
 _BY_HEAD = {"norm": "norm_heads", "norm_quantise": "norm_heads_quantise"}
 _BY_PART = {"norm_heads": "norm_parts", "norm_heads_quantise": "norm_parts_quantise"}
+_BARE = {"norm": "norm_bare", "norm_quantise": "norm_bare_quantise", "norm_heads": "norm_heads_bare"}
+_BARE |= {"norm_heads_quantise": "norm_heads_bare_quantise"}
 _TILED = {"delta_rule": "delta_rule_tiled"}
 # Op -> the attribute that its number is.
-_FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap", "clamped_swiglu": "limit"}
+_FACTORS = {"scale": "factor", "soft_cap": "cap", "attend": "soft_cap", "clamped_swiglu": "limit", "above_spread": "z"}
 # Queries are stored in 16 bits, filled up to a multiple of 16, where their float32 have a place.
 _LEAST_HEAD, _MOST_HEAD = 8, 512
 NONE: Ref = (-1, 0, 0, 0)
@@ -199,6 +209,8 @@ def _operation(program: Program, instr: Instr, types: Mapping[str, Type], column
         return "embed_positions"
     if instr.op == "embed" and instr.attr("one_row"):
         return "embed_one_row"
+    if instr.op == "scale_columns" and program.weights[instr.weights[0]].shape == (1,):
+        return "scale_weight"
     if instr.op == "attend" and not instr.attr("causal"):
         return "attend_both_ways"
     if instr.op == "attend" and instr.weights:
@@ -213,10 +225,9 @@ def _operation(program: Program, instr: Instr, types: Mapping[str, Type], column
     if instr.op == "expert_linear" and types[instr.inputs[0]].width != columns:
         return "expert_linear_ranked"
     if name in _APART and len(instr.inputs) == 2:
-        return _APART[name]
-    if name in _BY_HEAD and instr.attr("heads") != 1:
-        of_row = program.weights[instr.weights[0]].shape == (types[instr.inputs[0]].width,)
-        return _BY_PART[_BY_HEAD[name]] if of_row else _BY_HEAD[name]
+        name = _APART[name]
+    if name in _BY_HEAD:
+        return _norm(program, instr, types, name)
     if name in _SILU and instr.attr("silu"):
         return _SILU[name]
     if instr.op == "selective_scan" and len(program.weights[instr.weights[0]].shape) == 2:
@@ -239,9 +250,21 @@ def _routing(instr: Instr) -> str:
     return f"route_{'sigmoid' if instr.attr('score') == 'sigmoid' else 'scores'}{'_best' * by_best}{over_all}"
 
 
+def _norm(program: Program, instr: Instr, types: Mapping[str, Type], name: str) -> str:
+    """The operation of a norm: of the row or of heads, with a weight of one head, of the whole row, or without."""
+    name = _BY_HEAD[name] if instr.attr("heads") != 1 else name
+    if not instr.weights:
+        return _BARE[name]
+    of_row = program.weights[instr.weights[0]].shape == (types[instr.inputs[0]].width,)
+    return _BY_PART.get(name, name) if of_row else name
+
+
 def _attention(program: Program) -> Attention:
     (group,) = program.kv_groups.values()
     tables = list(program.tables.values())
+    if group.layers == 0:  # a model of recurrent state alone
+        none = dict.fromkeys(("layers", "heads", "kv_heads", "head_dim", "tables", "rotated"), 0)
+        return Attention(**none, interleaved=False, q_scale=0.0, eps=0.0)
     if not _LEAST_HEAD <= group.head_dim <= _MOST_HEAD:
         reason = f"the cpu backend has attention over heads of {_LEAST_HEAD} to {_MOST_HEAD}"
         raise UnsupportedError(f"head_dim {group.head_dim}", reason, ["backend=reference"])
@@ -339,7 +362,8 @@ def _weight_fields(instr: Instr, layout: ImageLayout, tables: Sequence[str]) -> 
         norms = dict(zip(("q_norm", "k_norm"), places, strict=False))
         return {"width": -1 if table is None else tables.index(table), **norms}
     fields: dict[str, object] = dict(zip(("weight", "bias", "q_norm"), places, strict=False))
-    if instr.weights and instr.weights[0] not in layout.matrices and "eps" in registry.get(instr.op).attributes:
+    first = instr.weights[0] if instr.weights else ""
+    if first not in layout.matrices and "eps" in registry.get(instr.op).attributes:
         fields["eps"] = instr.attr("eps")
     return fields
 
@@ -362,6 +386,8 @@ def _expert_fields(instr: Instr, types: Mapping[str, Type], columns: int, refs: 
         return fields
     if instr.op == "combine":
         return {"layer": types[instr.inputs[1]].width}
+    if instr.op == "expert_scale":
+        return {"layer": types[instr.inputs[1]].width, "stride": instr.attr("experts")}
     if instr.op == "expert_bias":
         top, experts = types[instr.inputs[1]].width, instr.attr("experts")
         return {"layer": top, "width": types[instr.output.name].width // top, "stride": experts}

@@ -151,7 +151,8 @@ class Interpreter:
         return experts.sigmoid_scale_exp2(x, gate)
 
     def _op_rms_norm(self, instr: Instr, x: "Tensor", heads: int | None = None, weight: int = 0) -> "Tensor":
-        w, eps, heads = self.weights.tensor(instr.weights[weight]), instr.attr("eps"), heads or instr.attr("heads")
+        w = self.weights.tensor(instr.weights[weight]) if instr.weights else None
+        eps, heads = instr.attr("eps"), heads or instr.attr("heads")
         if instr.attr("order") == "lanes16":
             return orders.rms_norm_lanes16(x.contiguous(), w, eps, heads)
         return registry.get("rms_norm").reference(x.contiguous(), w, eps, heads)
@@ -169,6 +170,13 @@ class Interpreter:
             return self._by_reference(instr, [x])
         w, *bias = (self.weights.tensor(name) for name in instr.weights)
         return orders.layer_norm_lanes16(x.contiguous(), w, bias[0] if bias else None, instr.attr("eps"))
+
+    def _op_like_norm(self, instr: Instr, x: "Tensor", y: "Tensor") -> "Tensor":
+        return orders.like_norm_lanes16(x, y) if instr.attr("order") == "lanes16" else self._by_reference(instr, [x, y])
+
+    def _op_above_spread(self, instr: Instr, x: "Tensor") -> "Tensor":
+        exact = instr.attr("order") == "lanes16"
+        return orders.above_spread_lanes16(x, instr.attr("z")) if exact else self._by_reference(instr, [x])
 
     def _op_cast(self, instr: Instr, x: "Tensor") -> "Tensor":
         return round_to(x, instr.attr("dtype"))
@@ -274,6 +282,16 @@ class Interpreter:
             q, k = self._op_rms_norm(instr, q, heads, 0), self._op_rms_norm(instr, k, kv_heads, 1)
         q = q if positions is None else self._op_scale_by_position(instr, q, positions)
         return q, self._op_kv_write(instr, cache, k, v)
+
+    def _op_rope_queries(self, instr: Instr, q: "Tensor", positions: "Tensor | None" = None) -> "Tensor":
+        heads, norm_last = instr.attr("heads"), instr.attr("norm_last")
+        if instr.weights and not norm_last:
+            q = self._op_rms_norm(instr, q, heads)
+        if positions is not None and instr.attr("table") is not None:
+            q = self._op_rope(instr, q, positions, heads)
+        if instr.weights and norm_last:
+            q = self._op_rms_norm(instr, q, heads)
+        return self._op_scale_by_position(instr, q, positions) if positions is not None and instr.attr("beta") else q
 
     def _op_kv_write(self, instr: Instr, cache: ReferencePages, k: "Tensor", v: "Tensor") -> KvCache:
         dtype = "f32" if instr.attr("kv_dtype") == "int8" else instr.attr("kv_dtype")  # an int8 cache quantises itself

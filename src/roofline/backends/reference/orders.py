@@ -12,6 +12,7 @@ from roofline.backends.reference.unpack import Groups
 from roofline.ops.exp2 import LOG2E, exp2_falling, exp2_signed, fma
 from roofline.ops.matmul import Q8Rows
 from roofline.ops.normal_tail import normal_tail
+from roofline.ops.norms import LEAST_SQUARE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,19 +91,45 @@ def tree16(lanes: "Tensor") -> "Tensor":
     return lanes[..., 0]
 
 
-def rms_norm_lanes16(x: "Tensor", w: "Tensor", eps: float, heads: int) -> "Tensor":
-    """Order "lanes16": squares go to lane (index mod 16) by FMA, lanes are added as a tree, y = (x * inv) * w."""
+def rms_norm_lanes16(x: "Tensor", w: "Tensor | None", eps: float, heads: int) -> "Tensor":
+    """Order "lanes16": squares go to lane (index mod 16) by FMA, lanes are added as a tree, y = (x * inv) * w, without
+    a weight x * inv."""
     import torch
 
     parts = x.view(x.shape[0], heads, x.shape[1] // heads)
-    size = parts.shape[-1]
-    padded = torch.nn.functional.pad(parts, (0, -size % LANES))
-    lanes = torch.zeros(*parts.shape[:2], LANES)
-    for chunk in padded.split(LANES, dim=-1):
-        lanes = fma(chunk, chunk, lanes)
-    mean = tree16(lanes) / float(size) + torch.tensor(eps, dtype=torch.float32)
+    mean = _mean_square(parts) + torch.tensor(eps, dtype=torch.float32)
     inverse = 1.0 / torch.sqrt(mean.double()).float()  # torch's float32 sqrt is not rounded correctly on CPUs
-    return ((parts * inverse[..., None]) * w.view(-1, size)).reshape(x.shape)
+    normed = parts * inverse[..., None]
+    return (normed if w is None else normed * w.view(-1, parts.shape[2])).reshape(x.shape)
+
+
+def _mean_square(x: "Tensor") -> "Tensor":
+    """The mean of squares of x [..., size] over its last dimension, added up as rms_norm does."""
+    import torch
+
+    lanes = torch.zeros(*x.shape[:-1], LANES)
+    for chunk in torch.nn.functional.pad(x, (0, -x.shape[-1] % LANES)).split(LANES, dim=-1):
+        lanes = fma(chunk, chunk, lanes)
+    return tree16(lanes) / float(x.shape[-1])
+
+
+def like_norm_lanes16(x: "Tensor", y: "Tensor") -> "Tensor":
+    """Order "lanes16": (x * a) / b with a the root of y's mean square, b that of x's, at least 1e-5, added up as
+    rms_norm does."""
+    import torch
+
+    length = torch.sqrt(_mean_square(y).double()).float()
+    divisor = torch.sqrt(_mean_square(x).clamp(min=float(torch.tensor(LEAST_SQUARE))).double()).float()
+    return x * length[:, None] / divisor[:, None]
+
+
+def above_spread_lanes16(x: "Tensor", z: float) -> "Tensor":
+    """Order "lanes16": max(0, x - (mean + (deviation * z))), with mean and variance as layer_norm has them."""
+    import torch
+
+    mean, _, variance = _around_mean(x)
+    spread = torch.sqrt(variance.double()).float() * torch.tensor(z, dtype=torch.float32)
+    return torch.clamp(x - (mean + spread)[:, None], min=0.0)
 
 
 def layer_norm_lanes16(x: "Tensor", w: "Tensor", bias: "Tensor | None", eps: float) -> "Tensor":
@@ -111,16 +138,23 @@ def layer_norm_lanes16(x: "Tensor", w: "Tensor", bias: "Tensor | None", eps: flo
     """
     import torch
 
+    _, centred, variance = _around_mean(x)
+    inverse = 1.0 / torch.sqrt((variance + torch.tensor(eps, dtype=torch.float32)).double()).float()
+    normed = centred * inverse[:, None]
+    return normed * w if bias is None else fma(normed, w.expand_as(normed), bias.expand_as(normed))
+
+
+def _around_mean(x: "Tensor") -> "tuple[Tensor, Tensor, Tensor]":
+    """Of rows x [rows, size] the mean [rows], what is left of x without it, and the variance [rows]."""
+    import torch
+
     size = x.shape[-1]
-    lanes, squares = (torch.zeros(x.shape[0], LANES) for _ in range(2))
+    lanes = torch.zeros(x.shape[0], LANES)
     for chunk in torch.nn.functional.pad(x, (0, -size % LANES)).split(LANES, dim=-1):
         lanes = lanes + chunk
-    centred = x - (tree16(lanes) / float(size))[:, None]
-    for chunk in torch.nn.functional.pad(centred, (0, -size % LANES)).split(LANES, dim=-1):
-        squares = fma(chunk, chunk, squares)
-    variance = tree16(squares) / float(size) + torch.tensor(eps, dtype=torch.float32)
-    normed = centred * (1.0 / torch.sqrt(variance.double()).float())[:, None]
-    return normed * w if bias is None else fma(normed, w.expand_as(normed), bias.expand_as(normed))
+    mean = tree16(lanes) / float(size)
+    centred = x - mean[:, None]
+    return mean, centred, _mean_square(centred)
 
 
 def gelu_exp2(x: "Tensor", tanh: bool) -> "Tensor":

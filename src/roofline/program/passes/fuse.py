@@ -1,8 +1,8 @@
 """fuse: neighbours become one instruction where the result between them is read by nobody else.
 
-expert_linear_silu_mul (fuse_experts.py), qk_norm, linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write;
-add_norm, whose sum others may read too; and cut_heads, which copies columns that no other fusion takes. Each rounds
-exactly where its parts round. A target says which of them its backend has.
+expert_linear_silu_mul (fuse_experts.py), qk_norm, linear_silu_mul, *_quantize, linear_add, rope_kv_write, qkv_write,
+rope_queries (fuse_queries.py); add_norm, whose sum others may read too; and cut_heads, which copies columns that no
+other fusion takes. Each rounds exactly where its parts round. A target says which of them its backend has.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +13,7 @@ from roofline.ops.registry import fusions as fusions_into
 from roofline.program.ir import Instr, Program
 from roofline.program.passes.fuse_experts import fuse_experts
 from roofline.program.passes.fuse_norms import fuse_norms
+from roofline.program.passes.fuse_queries import fuse_queries
 from roofline.program.passes.join_qkv import join_qkv
 from roofline.program.passes.rewrite import makers, readers, without_dead
 from roofline.program.target import CPU
@@ -45,7 +46,8 @@ def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
     for name, pattern in patterns.items():
         if name in fusions:
             body = _apply(program, body, pattern)
-    return program if body == list(program.body) else without_dead(program, body)
+    program = program if body == list(program.body) else without_dead(program, body)
+    return fuse_queries(program) if "rope_queries" in fusions else program
 
 
 def _apply(program: Program, body: list[Instr], pattern: Callable[[Instr, Makers, Read], Instr | None]) -> list[Instr]:
@@ -102,7 +104,7 @@ def _linear_add(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
 def _add_norm(instr: Instr, maker_of: Makers, read: Read) -> Instr | None:
     """add, norm of the whole sum -> add_norm, which makes both: the sum keeps its name for those who read it later."""
     total = maker_of.get(instr.inputs[0]) if instr.op in _ADD_NORM else None
-    if total is None or total.op != "add" or instr.attrs.get("heads", 1) != 1:
+    if total is None or total.op != "add" or instr.attrs.get("heads", 1) != 1 or not instr.weights:
         return None
     attrs = {**instr.attrs, **_ADD_NORM[instr.op]}
     return Instr("add_norm", total.inputs, instr.weights, attrs, (*total.outputs, *instr.outputs))
@@ -201,7 +203,7 @@ def _head_part(name: str, maker_of: Makers, read: Read, anywhere: bool = False) 
         return None
     other = _only(last.inputs[0], "rope" if norm_last else "rms_norm", maker_of, read)
     rope, norm = (other, last) if norm_last else (last, other)
-    if rope is None or (norm is not None and norm.attr("heads") != rope.attr("heads")):
+    if rope is None or (norm is not None and (not norm.weights or norm.attr("heads") != rope.attr("heads"))):
         return None
     split = _only((other or last).inputs[0], "split", maker_of, read)
     return _Part(split, norm, rope, norm_last) if split is not None else None
@@ -210,7 +212,7 @@ def _head_part(name: str, maker_of: Makers, read: Read, anywhere: bool = False) 
 def _straight_part(name: str, maker_of: Makers, read: Read, head_dim: int) -> _Part | None:
     """One that nothing turns, and of which each head may be normed."""
     norm = _only(name, "rms_norm", maker_of, read)
-    if norm is not None and norm.attr("heads") * head_dim != norm.output.type.width:
+    if norm is not None and (not norm.weights or norm.attr("heads") * head_dim != norm.output.type.width):
         return None
     split = _only(norm.inputs[0] if norm is not None else name, "split", maker_of, read)
     return _Part(split, norm, None) if split is not None else None

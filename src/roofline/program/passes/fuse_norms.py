@@ -17,7 +17,8 @@ def fuse_norms(program: Program) -> Program:
     heads = {group.head_dim for group in program.kv_groups.values()}  # what covers one head goes with rope
     parts: dict[str, list[tuple[Instr, Instr]]] = {}  # value -> the split and the norm of each normed part
     for instr in body:
-        over_all = instr.op == "rms_norm" and program.weights[instr.weights[0]].shape[0] not in heads
+        weighted = instr.op == "rms_norm" and instr.weights
+        over_all = weighted and program.weights[instr.weights[0]].shape[0] not in heads
         split = maker_of.get(instr.inputs[0]) if over_all else None
         if split is not None and split.op == "split" and read[split.output.name] == 1:
             parts.setdefault(split.inputs[0], []).append((split, instr))

@@ -17,10 +17,9 @@ from roofline.program.passes.rewrite import makers, readers
 def join_qkv(program: Program) -> Program:
     """The Program with two join_heads and three splits before each kv_write whose q, k and v are made apart."""
     maker_of, read = makers(program.body), readers(program, program.body)
-    dims = {group.head_dim for group in program.kv_groups.values()}
-    norms = [instr for instr in program.body if instr.op == "rms_norm"]
-    by_head = {norm.output.name for norm in norms if program.weights[norm.weights[0]].shape[0] in dims}
-    queries = {instr.inputs[1]: instr.inputs[0] for instr in program.body if instr.op == "attend"}
+    norms = [instr for instr in program.body if instr.op == "rms_norm" and instr.weights]
+    widths = {norm.output.name: program.weights[norm.weights[0]].shape[0] for norm in norms}
+    queries = _own_queries(program)
     moved: set[str] = set()  # results of what stands at the kv_write now
     before: dict[str, list[Instr]] = {}  # cache that a kv_write makes -> what takes its place, itself at the end
     renamed: dict[str, str] = {}  # q that went straight to attend -> its columns
@@ -28,6 +27,7 @@ def join_qkv(program: Program) -> Program:
         if write.op != "kv_write" or write.output.name not in queries:
             continue
         names = (queries[write.output.name], *write.inputs[1:])
+        by_head = {name for name, width in widths.items() if width == write.output.type.trailing[1]}
         paths = [_path(name, maker_of, read, by_head) for name in names]
         if paths[0].is_normed != paths[1].is_normed:  # one of them over all heads: neither is part of the write
             paths = [_path(name, maker_of, read, set()) for name in names]
@@ -49,9 +49,18 @@ def join_qkv(program: Program) -> Program:
         if instr.output.name in moved:
             continue
         if instr.op == "attend":
-            instr = replace(instr, inputs=(renamed.get(instr.inputs[0], instr.inputs[0]), instr.inputs[1]))
+            instr = replace(instr, inputs=(renamed.get(instr.inputs[0], instr.inputs[0]), *instr.inputs[1:]))
         result += before.get(instr.output.name, [instr])
     return replace(program, body=tuple(result))
+
+
+def _own_queries(program: Program) -> dict[str, str]:
+    """The queries of the layer that made each cache, which are the first to read it: layers that write none follow."""
+    queries: dict[str, str] = {}
+    for instr in program.body:
+        if instr.op == "attend":
+            queries.setdefault(instr.inputs[1], instr.inputs[0])
+    return queries
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from roofline.models.spec import Param
 from roofline.ops import formats, registry
 from roofline.ops.symbol import STORES, Type
 from roofline.ops.traits import Trait
-from roofline.program.ir import Columns, Instr, KvGroup, Program, Recipe, Value, WeightPiece
+from roofline.program.ir import Columns, Instr, Program, Recipe, Value, WeightPiece, kv_group_of
 from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
 
+_ALONE = "tensor_parallel=1"
 Names = tuple[str, ...]
 Cut = tuple[Range, ...]  # the columns of a value that a rank has, in ascending order
 
@@ -46,7 +47,7 @@ def shard(program: Program, params: Iterable[Param], rank: int, ranks: int) -> P
         return program
     if program.state_groups:
         reason = "the state of its layers is not divided among ranks"
-        raise UnsupportedError(f"a {program.name} model under tensor_parallel", reason, ["tensor_parallel=1"])
+        raise UnsupportedError(f"a {program.name} model under tensor_parallel", reason, [_ALONE])
     return _Writer(_Cuts(program, {param.name: param.split for param in params}, rank, ranks)).program()
 
 
@@ -61,7 +62,8 @@ class _Cuts:
         self.columns: dict[str, Range] = {}  # of weights split by row
         self.vocabularies: dict[str, list[Range]] = {}  # the rows of all ranks
         self._attended = _attended(program)
-        self.heads = self._heads()
+        self.heads = self._heads()  # result of an attend -> the rank's heads there
+        self.kv_heads = self._kv_heads()  # group of the cache -> the rank's heads of it
         for instr in reversed(program.body):
             self._demand(instr)
 
@@ -70,23 +72,39 @@ class _Cuts:
         split = self._splits.get(instr.weights[0], "") if instr.has(Trait.SPLITS) else ""
         return "" if split in ("replicate", "shared") else split
 
-    def _heads(self) -> Heads | None:
-        """The rank's heads, the same in all layers: they share one form of cache."""
-        attends = [instr for instr in self.source.body if instr.op == "attend"]
-        if not attends:
-            return None
+    def _heads(self) -> dict[str, Heads]:
+        """The rank's heads in each attention, the same in all that have as many over the same group of the cache."""
         after = [i for i in self.source.body if self.split(i) == "row" and i.inputs[0] in self._attended]
-        block = math.lcm(*(_block(self.source.weights[i.weights[0]]) for i in after))
-        (heads,) = {int(instr.attr("heads")) for instr in attends}
-        ((kv_heads, self._head_dim),) = {self._types[instr.inputs[1]].trailing for instr in attends}
-        return divide_heads(heads, kv_heads, self._head_dim, block, self.ranks)[self.rank]
+        blocks: dict[str, list[int]] = {}
+        for instr in after:
+            group = kv_group_of(self._attended[instr.inputs[0]].inputs[1])
+            blocks.setdefault(group, []).append(_block(self.source.weights[instr.weights[0]]))
+        heads: dict[str, Heads] = {}
+        for instr in self.source.body:
+            if instr.op == "attend":
+                block = math.lcm(*blocks.get(kv_group_of(instr.inputs[1]), ()))
+                kv_heads, dim = self._types[instr.inputs[1]].trailing
+                parts = divide_heads(int(instr.attr("heads")), kv_heads, dim, block, self.ranks)
+                heads[instr.output.name] = parts[self.rank]
+        return heads
+
+    def _kv_heads(self) -> dict[str, Range]:
+        """Raises UnsupportedError where attentions over one group of the cache are divided in different ways."""
+        divided: dict[str, Range] = {}
+        for instr in self.source.body:
+            if instr.op == "attend":
+                part = self.heads[instr.output.name].kv_heads
+                if divided.setdefault(kv_group_of(instr.inputs[1]), part) != part:
+                    reason = "layers with different heads over one cache divide it in different ways"
+                    raise UnsupportedError(f"a {self.source.name} model under tensor_parallel", reason, [_ALONE])
+        return divided
 
     def _demand(self, instr: Instr) -> None:
         """Record what the rank's columns of the result need: columns of the operands, rows of the weights."""
         cut, split = self.values.get(instr.output.name), self.split(instr)
         if (split in ("column", "expert_column")) != (cut is not None) and split:
             what = f"{instr.weights[0]}, split by {split},"
-            raise UnsupportedError(what, f"its result is {'cut' if cut else 'wanted whole'}", ["tensor_parallel=1"])
+            raise UnsupportedError(what, f"its result is {'cut' if cut else 'wanted whole'}", [_ALONE])
         if split == "row":
             self._take(instr.inputs[0], (self._inputs(instr),))
             return
@@ -98,16 +116,17 @@ class _Cuts:
             cut = None  # whole rows go in
         elif split == "vocab":
             self._vocabulary(instr.weights)
-        elif instr.op == "kv_write" and self.heads is not None:
-            cut = self._columns_of(self.heads.kv_heads)
-        elif instr.op == "attend" and self.heads is not None:
-            self.rows |= dict.fromkeys(instr.weights, (self.heads.heads,))  # a number for each head: its sink
+        elif instr.op == "kv_write" and self.kv_heads:
+            cut = _columns_of_heads(self.kv_heads[kv_group_of(instr.output.name)], instr.output.type)
+        elif instr.op == "attend":
+            heads = self.heads[instr.output.name].heads
+            self.rows |= dict.fromkeys(instr.weights, (heads,))  # a number for each head: its sink
         elif instr.op == "split" and cut is not None:
             self._join(instr, cut)
             return
         elif cut is not None and not _part_by_part(instr, cut):
             reason = "its result is read by a matrix split by row, and depends on columns that other ranks have"
-            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, ["tensor_parallel=1"])
+            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, [_ALONE])
         elif cut is not None and instr.has(Trait.GATED) and len(instr.inputs) == 1:
             width = instr.output.type.width  # gate is that wide, and up lies beside it
             cut = (*cut, *((start + width, stop + width) for start, stop in cut))
@@ -118,8 +137,10 @@ class _Cuts:
         """The columns that the rank has of a row split."""
         name = instr.weights[0]
         recipe = self.source.weights[name]
-        if instr.inputs[0] in self._attended and self.heads is not None:
-            (self.columns[name],) = self._columns_of(self.heads.heads)
+        attend = self._attended.get(instr.inputs[0])
+        if attend is not None:
+            heads = self.heads[attend.output.name].heads
+            (self.columns[name],) = _columns_of_heads(heads, self._types[attend.inputs[1]])
         else:
             self.columns[name] = divide_columns(recipe.columns, _block(recipe), self.ranks, name)[self.rank]
         return self.columns[name]
@@ -141,9 +162,6 @@ class _Cuts:
             self._take(x, None if instr.has(Trait.EXPERTS) else cut)
         self._take(ids, None)
 
-    def _columns_of(self, heads: Range) -> Cut:
-        return ((heads[0] * self._head_dim, heads[1] * self._head_dim),)
-
     def _vocabulary(self, weights: tuple[str, ...]) -> None:
         parts = divide_rows(self.source.weights[weights[0]].shape[0], self.ranks, weights[0])
         self.vocabularies[weights[0]] = parts
@@ -153,7 +171,7 @@ class _Cuts:
         """Record the columns of a value that a reader needs; all its readers must need the same."""
         if self.values.setdefault(name, cut) != cut:
             reason = "its readers want different columns of it"
-            raise UnsupportedError(f"{name} under tensor_parallel", reason, ["tensor_parallel=1"])
+            raise UnsupportedError(f"{name} under tensor_parallel", reason, [_ALONE])
 
     def _join(self, view: Instr, cut: Cut) -> None:
         """Record what a view needs of its value, of which other views need other columns."""
@@ -171,7 +189,7 @@ class _Writer:
     def __init__(self, cuts: _Cuts) -> None:
         self.source, self.cuts, self.rank, self.ranks = cuts.source, cuts, cuts.rank, cuts.ranks
         self.weights = {name: self._recipe(name, recipe) for name, recipe in self.source.weights.items()}
-        self.inputs = tuple(Value(v.name, self._cache(v.type)) for v in self.source.inputs)
+        self.inputs = tuple(map(self._input, self.source.inputs))
         self.types = {value.name: value.type for value in self.inputs}
         self.body: list[Instr] = []
         self._parts: dict[
@@ -181,14 +199,15 @@ class _Writer:
             self._write(instr)
 
     def program(self) -> Program:
-        groups = {name: self._group(group) for name, group in self.source.kv_groups.items()}
+        counts = {name: last - first for name, (first, last) in self.cuts.kv_heads.items()}
+        groups = self.source.kv_groups.items()
         used = {name for instr in self.body for name in instr.weights}  # rank 0 alone has the biases of row splits
         return replace(
             self.source,
             inputs=self.inputs,
             weights={name: recipe for name, recipe in self.weights.items() if name in used},
             body=tuple(self.body),
-            kv_groups=groups,
+            kv_groups={name: replace(group, kv_heads=counts.get(name, group.kv_heads)) for name, group in groups},
             share=replace(self.source.share, rank=self.rank, ranks=self.ranks),
         )
 
@@ -230,7 +249,7 @@ class _Writer:
             self._add("all_reduce", (f"{name}.part",), (), {"ranks": self.ranks}, (name,))
         else:
             reason = "it reads what experts give before the ranks have added it up"
-            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, ["tensor_parallel=1"])
+            raise UnsupportedError(f"{instr.op} under tensor_parallel", reason, [_ALONE])
 
     def _add(self, op: str, inputs: Names, weights: Names, attrs: Mapping[str, object], names: Names) -> None:
         """Append an instruction, its results of the types that its op infers."""
@@ -247,9 +266,8 @@ class _Writer:
             if cut is None:
                 return {}
             return {name: _before(cut, instr.attr(name)) for name in ("start", "stop")}
-        heads = self.cuts.heads
-        if instr.op == "attend" and heads is not None:
-            first, last = heads.heads
+        if instr.op == "attend":
+            first, last = self.cuts.heads[instr.output.name].heads
             among = {"first_head": first, "all_heads": instr.attr("heads")} if instr.attr("alibi") else {}
             return {"heads": last - first, **among}
         if instr.has(Trait.BY_HEAD) and self.cuts.values.get(instr.output.name) is not None:
@@ -262,26 +280,28 @@ class _Writer:
             return _columns_of(recipe, *self.cuts.columns[name])
         return _rows_of(recipe, self.cuts.rows[name]) if name in self.cuts.rows else recipe
 
-    def _cache(self, kind: Type) -> Type:
-        heads = self.cuts.heads
-        if kind.dtype != "cache" or heads is None:
-            return kind
-        first, last = heads.kv_heads
-        return replace(kind, trailing=(last - first, kind.trailing[1]))
-
-    def _group(self, group: KvGroup) -> KvGroup:
-        heads = self.cuts.heads
-        return group if heads is None else replace(group, kv_heads=heads.kv_heads[1] - heads.kv_heads[0])
+    def _input(self, value: Value) -> Value:
+        part = self.cuts.kv_heads.get(kv_group_of(value.name)) if value.type.dtype == "cache" else None
+        if part is None:
+            return value
+        first, last = part
+        return Value(value.name, replace(value.type, trailing=(last - first, *value.type.trailing[1:])))
 
 
-def _attended(program: Program) -> set[str]:
-    """Values whose columns are those of an attention's heads."""
-    names: set[str] = set()
+def _attended(program: Program) -> dict[str, Instr]:
+    """Values whose columns are those of an attention's heads, with that attention."""
+    made: dict[str, Instr] = {}
     for instr in program.body:
-        passed = instr.has(Trait.BY_COLUMN) and any(name in names for name in instr.inputs)
-        if instr.op == "attend" or passed:
-            names.add(instr.output.name)
-    return names
+        before = [made[name] for name in instr.inputs if name in made] if instr.has(Trait.BY_COLUMN) else []
+        if instr.op == "attend" or before:
+            made[instr.output.name] = instr if instr.op == "attend" else before[0]
+    return made
+
+
+def _columns_of_heads(heads: Range, cache: Type) -> Cut:
+    """The columns of heads as wide as those of a cache."""
+    dim = cache.trailing[1]
+    return ((heads[0] * dim, heads[1] * dim),)
 
 
 def _part_by_part(instr: Instr, cut: Cut) -> bool:

@@ -5,7 +5,8 @@ last stage's logits are those of the whole Program, to the bit.
 """
 
 import itertools
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from roofline.common.errors import CapacityError, UnsupportedError
@@ -15,11 +16,13 @@ from roofline.program.passes.divide import evenly
 
 def stage(program: Program, number: int, stages: int) -> Program:
     """Stage `number` of a Program as traced (or sharded): its layers in order, in parts that differ by one at most; the
-    first has what is before them, the last what is after.
+    first has what is before them, the last what is after. A layer that reads the keys and values of another one stays
+    with it, and with what is between them: such parts may differ by more.
 
     Its caches hold its own layers, counted from 0; weights keep their names.
 
-    Raises CapacityError: more stages than layers; UnsupportedError: more than one value would cross a cut.
+    Raises CapacityError: more stages than layers, or than parts that they can be cut into; UnsupportedError: more than
+    one value would cross a cut.
     """
     if stages == 1:
         return program
@@ -27,9 +30,8 @@ def stage(program: Program, number: int, stages: int) -> Program:
     if stages > layers:
         what = f"pipeline_parallel={stages}"
         raise CapacityError(what, stages, layers, "layers", f"Lower it to at most {layers}.")
-    parts = evenly(layers, stages)
     numbers = _layers(program)
-    edges = [0, *(numbers.index(first) for first, _ in parts[1:]), len(numbers)]
+    edges = [0, *(numbers.index(first) for first in _first_layers(program, numbers, stages)[1:]), len(numbers)]
     body = program.body[edges[number] : edges[number + 1]]
     names = _store_names(program, body)
     carried = _crossing(program, edges[number]) if number else []
@@ -60,6 +62,40 @@ def stage(program: Program, number: int, stages: int) -> Program:
 def _layers(program: Program) -> list[int]:
     """The layer of each instruction; one that does not say belongs to the one before it."""
     return list(itertools.accumulate((instr.layer or 0 for instr in program.body), max))
+
+
+def _first_layers(program: Program, numbers: Sequence[int], stages: int) -> list[int]:
+    """The first layer of each stage. numbers: the layer of each instruction."""
+    joined = _joined(program, numbers)
+    firsts = [layer for layer in range(program.layers) if layer not in joined]  # where the layers can be cut
+    if not joined:
+        return [first for first, _ in evenly(program.layers, stages)]
+    if stages > len(firsts):
+        what, units = f"pipeline_parallel={stages}", "parts that share no keys and values"
+        raise CapacityError(what, stages, len(firsts), units, f"Lower it to at most {len(firsts)}.")
+    ends = [*firsts[1:], program.layers]
+    for most in range(1, program.layers):  # layers of a stage
+        chosen = [0]
+        for first, end in zip(firsts, ends, strict=True):
+            if end - chosen[-1] > most:
+                chosen.append(first)
+        if len(chosen) <= stages and max(map(operator.sub, [*chosen[1:], program.layers], chosen)) <= most:
+            break
+    spare = sorted(set(firsts) - set(chosen))
+    return sorted([*chosen, *spare[: stages - len(chosen)]])
+
+
+def _joined(program: Program, numbers: Sequence[int]) -> set[int]:
+    """The layers before which there can be no cut: they, or later ones, read what a layer before the cut wrote."""
+    written: dict[tuple[str, int], int] = {}
+    joined: set[int] = set()
+    types = program.types()
+    for instr, number in zip(program.body, numbers, strict=True):
+        caches = [name for name in instr.inputs if types[name].dtype == "cache"]
+        if caches:
+            source = written.setdefault((kv_group_of(caches[0]), instr.attr("layer")), number)
+            joined |= set(range(source + 1, number + 1))
+    return joined
 
 
 def _crossing(program: Program, edge: int) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roofline.common.fields import shorten
-from roofline.common.json_files import read_json_file
+from roofline.common.json_files import read_config_json
 from roofline.models.registry import file_kind
 from roofline.ops import registry
 from roofline.weights.config.wrapped import TEXT_CONFIG, text_fields
@@ -54,9 +54,13 @@ _HYBRID += ("partial_rotary_factor", "attention_bias", "attn_output_gate")
 _HYBRID_GGUF = (*_GATED_GGUF[:6], "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank")
 _HYBRID_GGUF += ("ssm.inner_size", "full_attention_interval")
 _MULTIPLIED = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-_SCANS = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_conv_bias")
+_HYBRID_SCANS = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_conv_bias")
 _SHORT = ("conv_L_cache", "conv_bias", "norm_eps", "layer_types", "rope_theta", "num_key_value_heads")
 _SHORT_GGUF = (*_GATED_GGUF[:6], "shortconv.l_cache")
+_SCANS: tuple[str, ...] = ("state_size", "conv_kernel", "expand", "use_bias", "use_conv_bias", "layer_norm_epsilon")
+_SCANS += ("time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "hidden_act", "residual_in_fp32")
+_SCANS_GGUF: tuple[str, ...] = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank")
+_SCANS_GGUF += ("attention.layer_norm_rms_epsilon",)
 _HF_KEYS: dict[str, tuple[str, ...]] = {
     "llama": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
     "mistral": (*_GATED, "head_dim", "sliding_window"),
@@ -102,7 +106,14 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         "shared_intermediate_size",
     ),
     "granitemoehybrid": (
-        *(*_GATED, *_MULTIPLIED, *_SCANS, "num_local_experts", "num_experts_per_tok", "shared_intermediate_size"),
+        *(
+            *_GATED,
+            *_MULTIPLIED,
+            *_HYBRID_SCANS,
+            "num_local_experts",
+            "num_experts_per_tok",
+            "shared_intermediate_size",
+        ),
         *("position_embedding_type", "layer_types", "mamba_expand"),
     ),
     "nemotron_h": (
@@ -111,11 +122,14 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *("moe_intermediate_size", "moe_shared_expert_intermediate_size", "routed_scaling_factor", "head_dim"),
     ),
     "falcon_h1": (
-        *(*_GATED, *_SCANS, "mamba_d_ssm", "ssm_multipliers", "mlp_multipliers", "key_multiplier"),
+        *(*_GATED, *_HYBRID_SCANS, "mamba_d_ssm", "ssm_multipliers", "mlp_multipliers", "key_multiplier"),
         *("ssm_in_multiplier", "ssm_out_multiplier", "attention_in_multiplier", "lm_head_multiplier"),
     ),
     "lfm2": (*_SHORT, "block_auto_adjust_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier", "full_attn_idxs"),
     "lfm2_moe": (*_SHORT, *_EXPERTS[:4], "num_dense_layers", "use_expert_bias", "routed_scaling_factor"),
+    "mamba": _SCANS,
+    "falcon_mamba": (*_SCANS, "mixer_rms_eps"),
+    "mamba2": (*_SCANS, "num_heads", "head_dim", "n_groups", "chunk_size", "time_step_limit"),
     "gpt_neox": (*_NEOX, "layer_norm_eps", "attention_bias", "hidden_act"),
     "gpt2": ("n_embd", "n_head", "n_layer", "n_positions", "n_inner", *_LEARNED, "scale_attn_weights"),
     "opt": ("ffn_dim", "do_layer_norm_before", "word_embed_proj_dim", "enable_bias", "activation_function"),
@@ -134,6 +148,8 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "gpt-oss": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "attention.sliding_window"),
     "olmo2": (*_GATED_GGUF[:4], "attention.sliding_window", "attention.sliding_window_pattern"),
     "exaone4": (*_GATED_GGUF[:7], "attention.sliding_window", "attention.sliding_window_pattern"),
+    "mamba": (*_SCANS_GGUF, "ssm.dt_b_c_rms"),
+    "mamba2": (*_SCANS_GGUF, "ssm.group_count"),
     "qwen3next": (*_HYBRID_GGUF, *_EXPERTS_GGUF, "expert_shared_feed_forward_length"),
     "qwen35": (*_HYBRID_GGUF, "rope.dimension_sections"),
     "granitemoe": (
@@ -173,6 +189,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"attention\.temperature_\w+|attn_temperature_tuning|floor_scale|attn_scale", ("scale_by_position",)),
     (r"linear_(num_)?(key|value)_head\w*|linear_conv_kernel_dim", ("causal_conv", "delta_rule")),
     (r"conv_L_cache|shortconv\.l_cache", ("causal_conv", "mul")),
+    (r"ssm\.\w+|ssm_\w+|mamba_\w+|state_size|d_conv|conv_kernel\w*|time_step_\w+", ("causal_conv", "selective_scan")),
     (r"attn_output_gate", ("sigmoid_mul",)),
     (r"final_logit_softcapping", ("soft_cap",)),
     (r"use_qk_norm|qk_layernorm|qk_norm", ("rms_norm",)),
@@ -181,7 +198,6 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # What no op of ours computes, whatever its name may be one day.
 _LACKING: tuple[tuple[str, str], ...] = (
-    (r"ssm\.\w+|ssm_\w+|mamba_\w+|state_size|d_conv|conv_kernel\w*|time_step_\w+|\w*conv1d\w*", "state-space layers"),
     (r"wkv\.\w+|rwkv\w*", "linear attention"),
     (r"is_encoder_decoder|encoder_layers|decoder_layers|num_decoder_layers|relative_attention_\w+", "an encoder"),
     (r"vision_\w+|image_\w+|audio_\w+|mm_\w+|text_config", "images, or sound, beside text"),
@@ -216,7 +232,7 @@ def unfamiliar(path: Path) -> Unfamiliar | None:
     if not file.is_file():
         return None
     if file.suffix == ".json":
-        config = text_fields(file, read_json_file(file)).values
+        config = text_fields(file, read_config_json(file)).values
         name = config.get("model_type")
         if not isinstance(name, str) or name in MODEL_TYPES or file_kind("hf", name):
             return None

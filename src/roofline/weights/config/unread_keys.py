@@ -17,7 +17,9 @@ _ASIDE = re.compile(
     r"chunk_size_feed_forward|gradient_checkpointing|\w*aux_loss\w*|\w*router_jitter\w*|seq_aux|ep_size|is_decoder|"
     r"attn_implementation|_attn_\w+|_flash_attn_\w+|use_flash_attn\w*|reorder_and_upcast_attn|return_dict\w*|"
     r"torchscript|use_bfloat16|base_model_\w+|name|verbose|unsloth_\w+|_commit_hash|transformers\.js_config|"
-    r"qk_head_dim"
+    r"qk_head_dim|chunk_size|mamba_chunk_size|residual_in_fp32|fused_add_norm|rescale_prenorm_residual|use_mambapy|"
+    r"use_associative_scan|use_falcon_mambapy|use_mamba_kernels|(mamba_)?time_step_(min|max|floor|scale|init_scheme)|"
+    r"pad_vocab_size_multiple"
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.fields import Fields, describe, has_type, refuse, shorten
-from roofline.common.json_files import read_json_file
+from roofline.common.json_files import read_config_json
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.parts_beside import PartsBeside
 from roofline.weights.quantised.method import TensorSource
@@ -125,7 +125,7 @@ def modules_within(folder: Path) -> str:
     """What transformers has before the modules of the text part of a folder's model; "" of a text model, and where
     there is no config.json."""
     file = folder / "config.json"
-    return IN_MEMORY if file.is_file() and wrapper_of(read_json_file(file)) is not None else ""
+    return IN_MEMORY if file.is_file() and wrapper_of(read_config_json(file)) is not None else ""
 
 
 def media_ids(path: Path, config: JsonObject) -> dict[int, str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from roofline.common.errors import ConfigError
 from roofline.common.fields import Fields, refuse, shorten
-from roofline.common.json_files import parse_json, read_json_file
+from roofline.common.json_files import parse_json, read_config_json, read_json_file
 from roofline.weights.files.mapped import JsonObject, TensorInfo, as_bytes, map_file
 from roofline.weights.files.torch_pickle import PickledModel
 
@@ -138,7 +138,7 @@ class SafetensorsModel:
     def __init__(self, path: Path) -> None:
         folder = path if path.is_dir() else path.parent
         self.config_path = folder / "config.json"
-        self.config = read_json_file(self.config_path)
+        self.config = read_config_json(self.config_path)
         file_name = Fields(self.config_path, self.config).get(_NAMED, str) if path.is_dir() else None
         index = _index_of_folder(folder, file_name) if path.is_dir() else None
         files, placed = (

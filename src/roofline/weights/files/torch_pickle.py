@@ -14,7 +14,7 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.extras import named_packages
 from roofline.common.fields import refuse, shorten
 from roofline.common.files import open_regular
-from roofline.common.json_files import read_json_file
+from roofline.common.json_files import read_config_json, read_json_file
 from roofline.common.mistaken_files import unreadable
 from roofline.weights.files.mapped import JsonObject, TensorInfo
 
@@ -43,7 +43,7 @@ class PickledModel:
 
     def __init__(self, folder: Path) -> None:
         self.config_path = folder / "config.json"
-        self.config: JsonObject = read_json_file(self.config_path)
+        self.config: JsonObject = read_config_json(self.config_path)
         if self.config.get("transformers_weights") is not None:
             refuse(self.config_path, "transformers_weights", "names files of safetensors, and there are none")
         self._tensors: dict[str, Tensor] = {}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from roofline.backends.capacity import pages_within
 from roofline.backends.gpu.integers import next_power_of_2
 from roofline.backends.gpu.memory.requirements import Needs
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
@@ -113,7 +114,7 @@ def place(
         raise _refusal(needs, budget, needed_tokens, offload, alternatives or {})
     fixed, pages = _fixed(needs, hosted), needed_tokens // PAGE_TOKENS
     if tokens is None:
-        pages = (budget.room - fixed) // (needs.token * PAGE_TOKENS)
+        pages = pages_within(budget.room - fixed, needs.token)
     used = fixed + pages * PAGE_TOKENS * needs.token
     return Placement(
         pages=pages,
@@ -190,7 +191,7 @@ def _options(
 ) -> Iterator[str]:
     """Each single change that would make it fit, in words."""
     fixed = [_fixed(needs, hosted) for hosted in _choices(needs, budget, offload)]
-    free_tokens = (budget.room - min(fixed, default=budget.room)) // needs.token // PAGE_TOKENS * PAGE_TOKENS
+    free_tokens = pages_within(budget.room - min(fixed, default=budget.room), needs.token) * PAGE_TOKENS
     if free_tokens >= PAGE_TOKENS:
         yield f"a context of at most {free_tokens:,} tokens"
     for what, other in alternatives.items():

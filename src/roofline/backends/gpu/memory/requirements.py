@@ -60,7 +60,7 @@ class Needs:
         """What the fullest of `devices` tensor-parallel devices needs: weights split evenly, the cache by heads."""
         layers = tuple(-(-size // devices) for size in self.layers)
         heads = -(-self.kv_heads // devices)
-        token = (self.token - self.others_token) // self.kv_heads * heads + self.others_token
+        token = (self.token - self.others_token) // max(1, self.kv_heads) * heads + self.others_token
         return replace(self, layers=layers, ends=-(-self.ends // devices), token=token, kv_heads=heads)
 
 

@@ -5,7 +5,7 @@ mapping with Hugging Face's keys and "rope_type" linear | llama3 | yarn. It is p
 is a list with a value for each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from roofline.common.errors import UnsupportedError
@@ -24,18 +24,19 @@ _INTEGERS = {
 }
 
 
-def checked(fields: Fields, config: Config, spelled: Mapping[str, str]) -> Config:
+def checked(fields: Fields, config: Config, spelled: Mapping[str, str], absent: Collection[str] = ()) -> Config:
     """The same mapping, its values within reason.
 
-    spelled: what the file calls those that a reader takes from it, for the ConfigError that names file and key.
+    spelled: what the file calls those that a reader takes from it, for the ConfigError that names file and key; absent:
+    sizes of what the model has not.
     """
-    for key in _INTEGERS:
+    for key in (key for key in _INTEGERS if key not in absent):
         check_integer(fields, spelled.get(key, key), key, config[key])
     for key in ("norm_eps", "rope_theta"):
         config[key] = fields.checked(spelled.get(key, key), config[key], float)
         if config[key] <= 0:
             fields.refuse(spelled.get(key, key), f"{config[key]!r} is not above 0")
-    if config["heads"] % config["kv_heads"]:
+    if "kv_heads" not in absent and config["heads"] % config["kv_heads"]:
         reason = f"{config['kv_heads']} does not divide the {config['heads']} heads"
         fields.refuse(spelled.get("kv_heads", "kv_heads"), reason)
     if config.get("positions", "rope") == "rope" and config["head_dim"] % 2:

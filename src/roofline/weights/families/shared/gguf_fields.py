@@ -123,7 +123,7 @@ def read(
         if turned % 2 or not 0 < turned <= config["head_dim"]:
             fields.refuse("rope.dimension_count", f"{turned} is not an even number up to {config['head_dim']}")
         config |= {"rotary_dim": turned} if turned != config["head_dim"] else {}
-    config["vocab"] = _vocab(fields, model.shapes)
+    config["vocab"] = vocabulary(fields, model.shapes)
     config["tied"] = "head.weight" not in model.shapes
     config["sliding_window"] = fields.get("attention.sliding_window", int) or None
     config["rope_theta"] = fields.get("rope.freq_base", float, 10000.0)
@@ -244,7 +244,8 @@ def _head_dim(fields: Fields, config: JsonObject, honoured: Collection[str]) -> 
     return dim
 
 
-def _vocab(fields: Fields, shapes: Mapping[str, tuple[int, ...]]) -> int:
+def vocabulary(fields: Fields, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """How many ids a file has embeddings of."""
     if "embed.weight" not in shapes:
         refuse(fields.path, "token_embd.weight", "the tensor is missing")
     rows = shapes["embed.weight"][0]

@@ -13,7 +13,6 @@ from roofline.weights.families.shared.tensor_names import JoinedRows
 NEGATED = ("ssm.a_log",)
 PARTED = ("ssm.conv",)
 JOINED_GGUF = ("ssm.in",)
-_INFINITE = {"__float__": "Infinity"}  # as transformers writes it, JSON having no word for it
 _MOST = 1 << 20  # of each size
 _GGUF_KEYS = {"ssm.conv_kernel": "taps", "ssm.state_size": "states", "ssm.time_step_rank": "scan_heads"}
 _GGUF_KEYS |= {"ssm.group_count": "groups", "ssm.inner_size": "inner"}
@@ -105,7 +104,7 @@ def step_bounds(fields: Fields, key: str) -> Config:
     if least < 0:
         fields.refuse(f"{key}[0]", f"{describe(least)} is below 0")
     bounds |= {"least_step": least} if least else {}
-    if limits[1] not in (None, math.inf, _INFINITE):
+    if limits[1] not in (None, math.inf):
         most = fields.checked(f"{key}[1]", limits[1], float)
         if most < least:
             fields.refuse(f"{key}[1]", f"{describe(most)} is below {least}")

@@ -1,0 +1,84 @@
+"""fuse_queries: norm, rope and factors of queries over keys that another layer wrote -> rope_queries.
+
+Where a layer writes keys of its own, `rope_kv_write` has its queries, too. Backends take what stands before `attend` as
+one instruction, so a layer without such a write gets one that does the same to its queries alone.
+"""
+
+from dataclasses import replace
+
+from roofline.program.ir import Instr, Program, Value, kv_group_of
+from roofline.program.passes.rewrite import makers, readers, without_dead
+
+# What queries go through, from `attend` back; each may be missing.
+_STEPS = ("scale_by_position", "rms_norm", "rope", "rms_norm")
+
+
+def fuse_queries(program: Program) -> Program:
+    """The Program with a rope_queries right before each attend of a layer that writes no keys."""
+    maker_of, read = makers(program.body), readers(program, program.body)
+    before: dict[str, Instr] = {}  # result of an attend -> what makes its queries
+    own: set[tuple[str, int]] = set()  # group and layer of caches that the layer which wrote them has read
+    for instr in program.body:
+        if instr.op != "attend":
+            continue
+        place = kv_group_of(instr.inputs[1]), instr.attr("layer")
+        if place in own and instr.inputs[0] in maker_of:
+            dim = program.types()[instr.inputs[1]].trailing[1]
+            steps = _steps(program, instr, dim, maker_of, read)
+            before[instr.output.name] = _fused(instr.inputs[0], instr.attr("heads"), steps, maker_of)
+        own.add(place)
+    if not before:
+        return program
+    body: list[Instr] = []
+    made = {value.name for instr in before.values() for value in instr.outputs}
+    for instr in program.body:
+        if instr.output.name in before:
+            queries = before[instr.output.name]
+            body += [queries, replace(instr, inputs=(queries.output.name, *instr.inputs[1:]))]
+        elif instr.output.name not in made:
+            body.append(instr)
+    return without_dead(program, body)
+
+
+def _steps(
+    program: Program, attend: Instr, head_dim: int, maker_of: dict[str, Instr], read: dict[str, int]
+) -> dict[int, Instr]:
+    """The instructions before an attend's queries, by their number in _STEPS."""
+    steps: dict[int, Instr] = {}
+    name, heads = attend.inputs[0], attend.attr("heads")
+    for number, op in enumerate(_STEPS):
+        maker = maker_of.get(name)
+        if maker is None or maker.op != op or read[name] != 1:
+            continue
+        if op == "rms_norm":
+            by_head = maker.attr("heads") == heads and program.weights[maker.weights[0]].shape == (head_dim,)
+            if not by_head or any(step.op == op for step in steps.values()):
+                continue
+        if any(
+            step.inputs[1:] != maker.inputs[1:] for step in steps.values() if len(step.inputs) > 1 < len(maker.inputs)
+        ):
+            continue
+        steps[number] = maker
+        name = maker.inputs[0]
+    return steps
+
+
+def _fused(name: str, heads: int, steps: dict[int, Instr], maker_of: dict[str, Instr]) -> Instr:
+    """What makes an attend's queries of `name`: in one instruction, what its steps do."""
+    output, attrs = maker_of[name].output, {"heads": heads}
+    positions: tuple[str, ...] = ()
+    if not steps:
+        return Instr("rope_queries", (name,), (), attrs, (Value(f"{name}.queries", output.type),))
+    scaled, last, rope, first = (steps.get(number) for number in range(len(_STEPS)))
+    norm = last or first
+    weights = norm.weights if norm else ()
+    if norm is not None:
+        attrs |= {key: norm.attrs[key] for key in ("eps", "order") if key in norm.attrs}
+    if rope is not None:
+        attrs["table"], positions = rope.attr("table"), rope.inputs[1:]
+        attrs |= {"norm_last": True} if last else {}
+    if scaled is not None:
+        attrs |= {key: scaled.attrs[key] for key in ("beta", "context", "offset") if key in scaled.attrs}
+        positions = scaled.inputs[1:]
+    source = steps[max(steps)].inputs[0]
+    return Instr("rope_queries", (source, *positions), weights, attrs, (output,))
