@@ -177,3 +177,18 @@ def test_answers_go_on_with_their_bits_when_the_engine_process_is_killed(
             await engine.close()
 
     asyncio.run(run())
+
+
+def test_the_next_engine_finds_state_alone_in_a_file(tmp_path: Path) -> None:
+    """Of a model that keeps no pages."""
+    theirs(CASES["mamba"].config).save_pretrained(tmp_path / "model")
+    config = EngineConfig(cache_file=str(tmp_path / "file"))
+    texts = [PROMPTS[at] for at in (5, 8)]
+    lives, hits = [], []
+    for _ in range(2):
+        engine = engine_of(tmp_path / "model", config)
+        lives.append([answers(engine, [text], GREEDY)[0] for text in texts])
+        hits.append(engine.state.snapshot_hits)
+        engine.close()
+    assert lives[0] == lives[1]
+    assert hits[1] > hits[0]

@@ -1,5 +1,6 @@
 """Adapters in training beside peft's: losses, gradients and steps; frozen matrices in all formats."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,6 +174,18 @@ def test_matrices_that_files_have_with_others_row_by_row_get_no_adapter(tmp_path
     chosen = config_of(folder, method="lora", rank=4, alpha=8, base="f32", targets=["in_proj_qkv"])
     with pytest.raises(UnsupportedError, match=r"an adapter of model\.layers\.0\.linear_attn\.in_proj_qkv"):
         plan(chosen, shape)
+
+
+def test_scans_have_adapters_of_the_matrices_that_are_their_own(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the model is written by transformers")
+    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 1, "time_step_rank": 4}
+    transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)).save_pretrained(tmp_path / "model")
+    model = model_of(tmp_path / "model", method="lora", rank=4, alpha=8, base="f32")
+    parts = {name.split(".", 2)[2] for name, form in model.forms.items() if form.rank}
+    assert parts == {"ssm.dt.weight", "ssm.o.weight"}
+    folder = written(model, tmp_path / "adapter", tmp_path / "model")
+    described = json.loads((folder / "adapter_config.json").read_text())
+    assert {name.rpartition(".")[2] for name in described["target_modules"]} == {"dt_proj", "out_proj"}
 
 
 def written(model: Model, folder: Path, base: Path) -> Path:

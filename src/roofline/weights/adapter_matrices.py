@@ -46,7 +46,8 @@ def rows_are_paired(config: JsonObject) -> bool:
     """Whether a converter to GGUF has permuted the rows of a model's q and k. Models that turn neighbours in part of
     each head, such as GLM-4, do so in every file."""
     _, read = configure(config)
-    return read.rope.style == "interleaved" and read.rope.dim == config["head_dim"]
+    rotates = read.positions == "rope"
+    return rotates and read.rope.style == "interleaved" and read.rope.dim == config["head_dim"]
 
 
 def with_rows(matrix: AdapterMatrix, config: JsonObject, paired: bool) -> AdapterMatrix:

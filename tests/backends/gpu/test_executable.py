@@ -1,5 +1,7 @@
 """Whole models through the gpu backend in Triton's interpreter, beside the reference on the same Program."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps, time_ops
@@ -16,6 +18,7 @@ from roofline.ops.batch import Segment
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.weights.random_weights import random_checkpoint
+from tests.backends import hybrid_models
 
 torch = pytest.importorskip("torch")
 MIXTRAL = {**LLAMA, "family": "mixtral", "ffn": 64, "experts": 5, "experts_per_token": 2}
@@ -279,3 +282,17 @@ def test_what_has_no_kernel_is_refused_by_name():
     assert without_kernel(program) == ("linear_add", "expert_linear_silu_mul")
     with pytest.raises(UnsupportedError, match="op 'linear_add' on a GPU"):
         check(program)
+
+
+def test_norms_of_parts_with_weights_of_their_own_are_refused():
+    """As behind the gate of Mamba-2, whose other ops have no kernels either."""
+    from roofline.backends.gpu.runtime.lower import check
+
+    source = hybrid_models.checkpoint("scan")
+    program = compile_program(*registry.configure(source.config), source.tensors, target.gpu("bf16", False))
+    with pytest.raises(UnsupportedError, match="'causal_conv' on a GPU"):
+        check(program)
+    norms = tuple(instr for instr in program.body if instr.op == "rms_norm")
+    with pytest.raises(UnsupportedError, match="rms_norm of parts"):
+        check(replace(program, body=norms))
+    check(replace(program, body=tuple(norm for norm in norms if norm.attr("heads") == 1)))

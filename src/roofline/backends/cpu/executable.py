@@ -279,6 +279,8 @@ class CpuExecutable:
         """See `backends.base.KeepsPages`: a part for each layer, as native/executable.cpp lays them out."""
         assert 0 <= page < self.num_pages
         layers = self._model.lowered.attention.layers
+        if layers == 0:
+            return []
         pages = self._cache.view()[: self.page_bytes * self.num_pages].reshape(layers, self.num_pages, -1)
         return [memoryview(layer[page]) for layer in pages]
 

@@ -358,9 +358,12 @@ def without_kernel(program: Program) -> tuple[str, ...]:
 
 
 def check(program: Program) -> None:
-    """Raises UnsupportedError for an op without a kernel, and for an encoder."""
+    """Raises UnsupportedError for an op or a form of one without a kernel, and for an encoder."""
     for name in without_kernel(program):
         raise UnsupportedError(f"op {name!r} on a GPU", "it has no kernel", sorted(_LOWER))
+    norms = (instr for instr in program.body if instr.op == "rms_norm" and instr.weights and instr.attr("heads") > 1)
+    if any(program.weights[norm.weights[0]].shape == (norm.output.type.width,) for norm in norms):
+        raise UnsupportedError("rms_norm of parts, each with weights of its own, on a GPU", "it has no kernel")
     if any(instr.op == "attend" and not instr.attr("causal") for instr in program.body):
         reason = "attention has no kernel that sees both ways there, and no hidden states are given"
         raise UnsupportedError("an encoder model on a GPU", reason, ("backend=cpu", "backend=reference"))
