@@ -340,7 +340,7 @@ def test_a_bundle_is_told_as_what_it_was_compiled_from(smollm2_path: Path, tmp_p
 
 
 def test_a_file_of_another_architecture_is_told_by_its_keys(tmp_path: Path) -> None:
-    config = {"model_type": "fancy", "num_local_experts": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "state_size": 16}
+    config = {"model_type": "fancy", "num_local_experts": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "rwkv_version": 6}
     config |= {"num_key_value_heads": 8, "hidden_act": "silu", "hidden_size": 64, "attn_logit_softcapping": 50.0}
     (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": 128}))
     result = run(tmp_path)
@@ -350,7 +350,7 @@ def test_a_file_of_another_architecture_is_told_by_its_keys(tmp_path: Path) -> N
         "mixtral",
         "attn_logit_softcapping = 50.0",
         "op expert_linear",
-        "state-space layers",
+        "linear attention",
     ):
         assert part in result.stdout, part
     told = json.loads(run(tmp_path, "--json").stdout)

@@ -29,14 +29,15 @@ def test_files_that_we_have_a_family_for_are_not_strange(tmp_path: Path) -> None
 
 
 def test_nothing_near_is_said_so(tmp_path: Path) -> None:
-    config = {"model_type": "mamba", "state_size": 16, "conv_kernel": 4, "hidden_act": "silu", "expand": 2}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"time_step_rank": 48, "is_encoder_decoder": False}))
+    config = {"model_type": "strange", "rwkv_version": 6, "mamba_d_state": 4, "hidden_act": "silu", "widen": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"is_encoder_decoder": False}))
     strange = unfamiliar(tmp_path)
     assert strange is not None
-    assert (strange.name, strange.nearest) == ("mamba", "")
-    assert strange.lacking == {"state-space layers": ("state_size", "conv_kernel", "time_step_rank")}
-    assert strange.ops == {"silu_mul": ("hidden_act",), "silu": ("hidden_act",)}
-    assert strange.new_keys["expand"] == "2"
+    assert (strange.name, strange.nearest) == ("strange", "")
+    assert strange.lacking == {"linear attention": ("rwkv_version",)}
+    scans = dict.fromkeys(("causal_conv", "selective_scan"), ("mamba_d_state",))
+    assert strange.ops == {"silu_mul": ("hidden_act",), "silu": ("hidden_act",), **scans}
+    assert strange.new_keys["widen"] == "2"
 
 
 def test_gguf_files_are_told_too(write: Callable[..., Path]) -> None:
