@@ -112,9 +112,9 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
 
 def mixer(cfg: Mamba2Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """A short convolution of x, B and C, the selective scan, a gate, and a norm of each group behind it."""
-    z = ops.linear(x, w.z.weight, w.z.bias)
-    xbc, dt = ops.linear(x, w.xbc.weight, w.xbc.bias), ops.linear(x, w.dt.weight, w.dt.bias)
-    return ops.linear(gated_norm(cfg, w, z, scanned(cfg, w, xbc, dt, layer, batch)), w.o.weight, w.o.bias)
+    z = ops.linear(x, w.z.weight)
+    xbc, dt = ops.linear(x, w.xbc.weight), ops.linear(x, w.dt.weight)
+    return ops.linear(gated_norm(cfg, w, z, scanned(cfg, w, xbc, dt, layer, batch)), w.o.weight)
 
 
 def scanned(cfg: Mamba2Config, w: Weights, xbc: Value, dt: Value, layer: int, batch: ForwardBatch) -> Value:

@@ -125,7 +125,7 @@ def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
     norm = config.get("scan_norm", "none")
     return hf_fields.to_hf(config, "falcon_h1", "FalconH1") | {
-        **{key: config.get(ours, 1) for ours, key in _SIZES.items()},
+        **scans.sizes_to_hf(config, _SIZES),
         **{key: config.get(ours, 1.0) for ours, key in _MULTIPLIERS.items()},
         "mlp_multipliers": [config.get(name, 1.0) for name in _MLP],
         "ssm_multipliers": list(config.get(_PARTS, (1.0,) * 5)),

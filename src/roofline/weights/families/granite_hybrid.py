@@ -93,7 +93,7 @@ def to_hf(config: Config) -> Config:
     experts = config.get("experts", 0)
     return fields | {
         **{key: config[key] for key in granite.MULTIPLIERS},
-        **{key: config.get(ours, 1) for ours, key in _SIZES.items()},
+        **scans.sizes_to_hf(config, _SIZES),
         "attention_bias": config["attention_bias"],
         "num_local_experts": experts,
         "num_experts_per_tok": config.get("experts_per_token", 0),

@@ -159,7 +159,7 @@ def to_hf(config: Config) -> Config:
         del fields[key]
     kinds = _kinds_of(config)
     letters = {kind: letter for letter, kind in _LETTERS.items()}
-    fields |= {key: config.get(ours, 1) for ours, key in _SIZES.items()} | {
+    fields |= scans.sizes_to_hf(config, _SIZES) | {
         "layer_norm_epsilon": config["norm_eps"],
         "layers_block_type": kinds,
         "hybrid_override_pattern": "".join(letters[kind] for kind in kinds),

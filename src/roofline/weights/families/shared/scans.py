@@ -13,7 +13,7 @@ from roofline.weights.families.shared.tensor_names import JoinedRows
 NEGATED = ("ssm.a_log",)
 PARTED = ("ssm.conv",)
 JOINED_GGUF = ("ssm.in",)
-_INFINITE = {"__float__": "Infinity"}  # as transformers writes it, JSON having no word for it
+_DEFAULTS = {"taps": 4, "groups": 1}  # of the models' configurations
 _MOST = 1 << 20  # of each size
 _GGUF_KEYS = {"ssm.conv_kernel": "taps", "ssm.state_size": "states", "ssm.time_step_rank": "scan_heads"}
 _GGUF_KEYS |= {"ssm.group_count": "groups", "ssm.inner_size": "inner"}
@@ -45,7 +45,7 @@ def joined(config: Config) -> dict[str, JoinedRows]:
     inner = config.get("inner", 0)
     if not inner:
         return {}
-    channels = inner + 2 * config.get("groups", 1) * config["states"]
+    channels = inner + 2 * config.get("groups", _DEFAULTS["groups"]) * config["states"]
     parts = {"ssm.z": inner, "ssm.xbc": channels, "ssm.dt": config["scan_heads"]}
     return {"ssm.in": [(name, range(rows)) for name, rows in parts.items()]}
 
@@ -67,6 +67,11 @@ def read_sizes(fields: Fields, keys: Mapping[str, str]) -> Config:
             fields.refuse(key, f"{describe(value)} is not from {2 if ours == 'taps' else 1} to {_MOST}")
         sizes[ours] = value
     return sizes
+
+
+def sizes_to_hf(config: Config, keys: Mapping[str, str]) -> Config:
+    """The inverse of `read_sizes`; taps and groups may be left out of a configuration."""
+    return {key: config.get(ours, _DEFAULTS[ours]) if ours in _DEFAULTS else config[ours] for ours, key in keys.items()}
 
 
 def check_sizes(fields: Fields, config: Config, heads_key: str, groups_key: str) -> None:
@@ -105,7 +110,7 @@ def step_bounds(fields: Fields, key: str) -> Config:
     if least < 0:
         fields.refuse(f"{key}[0]", f"{describe(least)} is below 0")
     bounds |= {"least_step": least} if least else {}
-    if limits[1] not in (None, math.inf, _INFINITE):
+    if limits[1] not in (None, math.inf):
         most = fields.checked(f"{key}[1]", limits[1], float)
         if most < least:
             fields.refuse(f"{key}[1]", f"{describe(most)} is below {least}")
@@ -128,7 +133,7 @@ def from_gguf(fields: Fields) -> Config:
 
 def gguf_keys(config: Config) -> Config:
     """The inverse of `from_gguf`."""
-    return {key: config.get(ours, 1) if ours == "groups" else config[ours] for key, ours in _GGUF_KEYS.items()}
+    return sizes_to_hf(config, {ours: key for key, ours in _GGUF_KEYS.items()})
 
 
 def has_gguf_form(config: Config) -> bool:
