@@ -142,6 +142,7 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "qwen3_next": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
     "dots1": {"norm_topk_prob": True, "n_shared_experts": 2},
     "glm4_moe": {"norm_topk_prob": False, "n_shared_experts": 2},
+    "glm4v_moe_text": {"norm_topk_prob": False, "n_shared_experts": 2, "attention_bias": False},
     "solar_open": {"norm_topk_prob": False, "n_shared_experts": 2},
     "sarvam_moe": {"norm_topk_prob": False, "n_shared_experts": 2, "routed_scaling_factor": 1.5, "use_qk_norm": False},
     "exaone_moe": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
@@ -157,7 +158,10 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 3},
-    **{kind: {"n_routed_experts": 4, "num_experts_per_tok": 2} for kind in ("glm4_moe", "solar_open", "sarvam_moe")},
+    **{
+        kind: {"n_routed_experts": 4, "num_experts_per_tok": 2}
+        for kind in ("glm4_moe", "glm4v_moe_text", "solar_open", "sarvam_moe")
+    },
     "deepseek_v2": {
         **{"num_key_value_heads": 4, "head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16},
         **{"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2},

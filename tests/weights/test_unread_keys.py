@@ -14,7 +14,9 @@ PATH = Path("config.json")
 @pytest.mark.parametrize("kind", list(MODEL_TYPES))
 def test_all_that_transformers_writes_is_read_or_of_no_account(kind: str) -> None:
     transformers = pytest.importorskip("transformers", reason="what writes the files")
-    like = {"num_experts_per_tok": 6} if kind == "deepseek_v2" else {}
+    like = {"num_experts_per_tok": 6} if kind in ("deepseek_v2", "dots1") else {}
+    like |= {"n_routed_experts": 128, "n_shared_experts": 2} if kind == "dots1" else {}
+    like |= {"head_dim": 128} if kind in ("glm4_moe", "glm4v_moe_text") else {}  # by default 21 dimensions would turn
     config: dict[str, Any] = transformers.AutoConfig.for_model(kind, **like).to_dict()
     assert unread_keys(PATH, config) == []
     assert unread_keys(PATH, config | {"cross_layer_share": 2, "nothing": None}) == ["cross_layer_share"]
