@@ -52,11 +52,11 @@ transformers changes between them with the length of each text. Here equal prefi
 for all that is served: the long one, unless `max_model_len` is at most the original context. `max_position_embeddings`
 says which set training has. A compiled bundle has the long one, and refuses to be loaded for less.
 
-Of models that read pictures or sound too (`gemma3`, `gemma3n`, `gemma4`, `gemma4_unified`, `glm4v_moe`,
-`kimi_k25`, `llava`, `mistral3`, `qwen3_vl`, `qwen3_vl_moe`) the text part is read, from their own folders and from transformers' models in memory; a
-load and `roofline info` say what is not used. Requests with pictures, and prompts with ids that stand for them, are
-refused. The text part may be of any type that the table has, where transformers lets it be (`mistral3`, `llava`).
-Written as GGUF or safetensors it is a text model of its own: that of Qwen3-VL is a Qwen3.
+Of models that read pictures or sound too (`gemma3`, `gemma3n`, `gemma4`, `gemma4_unified`, `glm4v_moe`, `kimi_k25`,
+`llava`, `mistral3`, `qwen3_vl`, `qwen3_vl_moe`) the text part is read, from their own folders and from transformers'
+models in memory; a load and `roofline info` say what is not used. Requests with pictures, and prompts with ids that
+stand for them, are refused. The text part may be of any type that the table has, where transformers lets it be
+(`mistral3`, `llava`). Written as GGUF or safetensors it is a text model of its own: that of Qwen3-VL is a Qwen3.
 
 | `model_type` | what the row exercises | float32 | tokens | cpu | tokens |
 |---|---|---|---|---|---|

@@ -100,3 +100,13 @@ def test_a_query_sees_no_key_after_it() -> None:
     k[:, :, 150:], v[:, :, 150:] = math.inf, math.nan
     after = in_blocks(q, k, v, None)
     assert torch.equal(before[:, :, :100], after[:, :, :100])
+
+
+def test_queries_and_keys_that_norms_left_wide_are_taken_in_the_dtype_of_the_values() -> None:
+    """As autocast computes models with norms of q and k: these are float32 there, v is bfloat16."""
+    q, k, v, grad = drawn(1, 2, 70, 16, torch.bfloat16)
+    wide = both(None, lambda *qkv: blocks.attend(*qkv, 0.25), q.float(), k.float(), v, grad)
+    narrow = both(None, lambda *qkv: blocks.attend(*qkv, 0.25), q, k, v, grad)
+    assert [result.dtype for result in wide] == [torch.bfloat16, torch.float32, torch.float32, torch.bfloat16]
+    for one, other in zip(wide, narrow, strict=True):
+        assert torch.equal(one.to(other.dtype), other)

@@ -28,7 +28,10 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Attention in blocks where they were measured faster than torch's kernel (docs/decisions.md), else that kernel."""
+    """Attention in blocks where they were measured faster than torch's kernel (docs/decisions.md), else that kernel.
+
+    q and k, which norms leave in float32, are taken in the dtype that autocast gave v."""
+    q, k = q.to(v.dtype), k.to(v.dtype)
     if q.device.type == "cpu" and (q.dtype == torch.bfloat16 or (q.dtype == torch.float32 and q.shape[2] <= 512)):
         return attend_in_blocks(q, k, v, bias, scale)
     return fused_attention(q, k, v, bias, scale)

@@ -53,6 +53,9 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     refuse_unless_neutral(fields, {"scoring_func": ("sigmoid",), **without})
     if fields.values.get("partial_rotary_factor") is None:  # null is no factor
         fields = fields.changed({"partial_rotary_factor": 1.0})
+    heads = fields.need("num_attention_heads", int)
+    if "head_dim" not in fields.values and heads > 0:  # rounded down, as transformers does
+        fields = fields.changed({"head_dim": fields.need("hidden_size", int) // heads})
     if model_type == _SOLAR:  # whose layers all have experts
         fields = fields.changed({"intermediate_size": fields.need("moe_intermediate_size", int)})
     for table in ("rope_parameters", "rope_scaling") if model_type == _VISION else ():
