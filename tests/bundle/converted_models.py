@@ -46,11 +46,11 @@ QWEN = BASE | {"family": "qwen"}
 CUT = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 64.0}  # to whole dimensions
 WIDE_GPT2 = LEARNED | {"family": "gpt2", "activation": "gelu_tanh", "ffn": 256}  # the converter knows no other width
 GEMMA3_BY_SIX = GEMMA3 | {"query_scalar": 32.0, "layers": 6, "layer_windows": [9, 9, 9, 9, 9, 0]}
-# llama.cpp knows one rank, one width of layers' inputs and one cap, and cuts off the gates of ten layers, by the
-# deviation of a sample, which is nearly that of all where there are many.
-GEMMA3N_AS_PUBLISHED = GEMMA3N | {"layers": 11, "layer_windows": [9, 9, 9, 9, 0, 9, 9, 9, 9, 0, 9], "ffn": 8192}
+# llama.cpp knows one rank, one width of layers' inputs and one cap, and cuts off the gates of the first ten layers, by
+# the deviation of a sample, which is nearly that of all where there are many.
+GEMMA3N_AS_PUBLISHED = GEMMA3N | {"layers": 6, "layer_windows": [9, 9, 9, 9, 0, 9], "ffn": 8192, "sparsity": [0.95] * 6}
 GEMMA3N_AS_PUBLISHED |= {"sharing_layers": 0, "laurel_rank": 64, "layer_width": 256, "logit_cap": 30.0}
-GEMMA3N_AS_PUBLISHED |= {"sparsity": [0.95] * 10 + [0.0]}
+GEMMA3N_AS_PUBLISHED |= {"layer_vocab": VOCAB}
 
 EXACT_ROWS = {"norm_eps": 1e-6}  # by which llama.cpp norms compressed rows, too; transformers always by this
 SIGMOIDS = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
@@ -102,10 +102,10 @@ CONVERTED = {
     "qwen3_moe": ConvertedRow(MIXTURE | {"family": "qwen_moe", "qk_norm": True, "renormalise": True, "ffn": 64}),
     "gemma2": ConvertedRow(GGUF_CASES["gemma2"].config, most=GELU),
     "gemma3": ConvertedRow(GEMMA3_BY_SIX, most=GELU),
-    "gemma4": ConvertedRow(GGUF_CASES["gemma4"].config, most=GELU),
-    "gemma4_dense": ConvertedRow(CASES["gemma4_dense"].config, most=GELU),
+    "gemma4": ConvertedRow(GGUF_CASES["gemma4"].config | {"layer_vocab": VOCAB}, most=GELU),
+    "gemma4_dense": ConvertedRow(GGUF_CASES["gemma4_dense"].config, most=GELU),
     "gemma4_moe": ConvertedRow(CASES["gemma4_moe"].config | {"rope_scaling": GEMMA4["rope_scaling"]}, most=GELU),
-    "gemma3n": ConvertedRow(GEMMA3N_AS_PUBLISHED, most=GELU),
+    "gemma3n": ConvertedRow(GEMMA3N_AS_PUBLISHED, most=2 * GELU),
     "gemma3_scaled": ConvertedRow(GEMMA3_BY_SIX | {"rope_scaling": LINEAR}, most=GELU),
     "phi3": ConvertedRow(CASES["phi3"].config, uncomputed=WINDOWLESS),
     "phi3_long": ConvertedRow(BASE | {"family": "phi3", "rope_scaling": PHI3_LONG}),

@@ -17,6 +17,7 @@ from gguf_families import GGUF_CASES, GGUF_ENCODERS, GgufCase, as_it_is, write  
 
 from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
+from roofline.weights.config.to_gguf import to_gguf  # noqa: E402
 from roofline.weights.families.table import ARCHITECTURES  # noqa: E402
 from roofline.weights.vectors import recommended_kind  # noqa: E402
 from tests.models.parity_cases import Eager, encoder_of, measure_encoder, on_cpu, theirs  # noqa: E402
@@ -110,6 +111,19 @@ def test_the_window_of_gemma2_is_4096_where_a_file_does_not_say_it(tmp_path: Pat
     assert source.config["layer_windows"] == [4096, 0, 4096, 0]
     none = replace(case, keys={**case.keys, "attention.sliding_window": 0})
     assert open_checkpoint(write(tmp_path / "none.gguf", theirs(case.config), none)).config["sliding_window"] is None
+
+
+def test_the_cap_of_gemma4_is_30_where_a_file_does_not_say_it(tmp_path: Path) -> None:
+    """So llama.cpp computes it; 0 is no cap, and is written for a model without one."""
+    case, key = GGUF_CASES["gemma4_dense"], "final_logit_softcapping"
+    model = theirs(case.config)
+    caps = {None: 30.0, 0.0: 0.0, 3.0: 3.0}
+    for value, cap in caps.items():
+        written = without(case, key) if value is None else replace(case, keys={**case.keys, key: value})
+        assert open_checkpoint(write(tmp_path / f"{value}.gguf", model, written)).config["logit_cap"] == cap
+    uncapped = open_checkpoint(tmp_path / "0.0.gguf")
+    shapes = {name: info.shape for name, info in uncapped.tensors.items()}
+    assert to_gguf(uncapped.config, shapes)[0][f"gemma4.{key}"] == 0
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ NAMES = TensorNames(
         "scalar.weight": ("layer_output_scale.weight", "layer_scalar"),
     },
     joined=joined,
+    gguf_joined=("mlp.experts.gate_up",),
     stacked=("mlp.experts.gate_up", "mlp.experts.down"),
     spare=shares_keys,
 )
@@ -280,6 +281,7 @@ def to_hf(config: Config) -> Config:
 _SWA = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
 _CAP, _SHARING, _EXPERT_FFN = "final_logit_softcapping", "attention.shared_kv_layers", "expert_feed_forward_length"
 _LAYER_WIDTH = "embedding_length_per_layer_input"
+_LLAMA_CPP_CAP = 30.0  # of files that say none; 0 is no cap
 _HONOURED_GGUF = (*_SWA, _CAP, _SHARING, _EXPERT_FFN, _LAYER_WIDTH, *HONOURED_GGUF, *gguf_fields.WINDOW_KEYS)
 _BY_LAYER = ("feed_forward_length", "attention.head_count_kv")
 
@@ -322,7 +324,9 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     full = next((layer for layer, window in enumerate(windows) if not window), None)
     config["keys_as_values"] = full is not None and f"layers.{full}.attn.v.weight" not in model.shapes
     config["scales_layers"] = "layers.0.scalar.weight" in model.shapes
-    config["logit_cap"] = cap_of(fields, _CAP)
+    config["logit_cap"] = fields.get(_CAP, float, _LLAMA_CPP_CAP)
+    if config["logit_cap"] < 0:
+        fields.refuse(_CAP, f"{describe(config['logit_cap'])} is below 0")
     width = fields.get(_LAYER_WIDTH, int, 0)
     config |= {"layer_width": width, "layer_vocab": vocab} if width else {}
     if fields.get("expert_count", int, 0):
@@ -376,7 +380,7 @@ def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
         "rope.freq_base_swa": config["local_theta"],
     }
     keys |= {_SHARING: config.get("sharing_layers", 0), _LAYER_WIDTH: config.get("layer_width", 0)}
-    keys |= gguf_fields.window_keys(windows) | {_CAP: config.get("logit_cap") or None}
+    keys |= gguf_fields.window_keys(windows) | {_CAP: float(config.get("logit_cap", 0.0))}
     if config.get("experts"):
         keys |= experts_to_gguf(config) | {_EXPERT_FFN: config["expert_ffn"]}
     if scaling and scaling["rope_type"] != PROPORTIONAL:
