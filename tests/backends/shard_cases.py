@@ -75,6 +75,15 @@ REFUSED = {
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
     "FlexOlmo": _MIXTURE | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "layers": 1},
     "Qwen3.5 and Qwen3-Next": builders.HYBRID,
+    "MiMo-V2-Flash": _MIXTURE
+    | {
+        "family": "mimo2",
+        "window_kv_heads": 4,
+        "head_dim": 32,
+        "value_dim": 24,
+        "layer_windows": [9, 0],
+        "choice_bias": True,
+    },
 }
 # Likewise, of families that are divided otherwise.
 REFUSED_FORMS = {

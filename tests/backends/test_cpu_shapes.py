@@ -1,7 +1,9 @@
 """Models whose layers keep keys of several shapes on the cpu backend: the bits of the reference in every step."""
 
+import sys
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,10 @@ import pytest
 native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
 torch = pytest.importorskip("torch", reason="the reference runs on torch")
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # thread_ranks
+
+from thread_ranks import Member, Threads  # noqa: E402
+
 from roofline.backends.capacity import BY_LAYER, CacheSize, Capacity, stores_of  # noqa: E402
 from roofline.backends.cpu.executable import CpuExecutable  # noqa: E402
 from roofline.backends.cpu.lowered import Identity, Lowered, from_bytes, to_bytes  # noqa: E402
@@ -17,11 +23,17 @@ from roofline.backends.cpu.tuning.variants import groups  # noqa: E402
 from roofline.backends.fit import split_on_host  # noqa: E402
 from roofline.backends.reference.executable import ReferenceExecutable  # noqa: E402
 from roofline.common.errors import ConfigError  # noqa: E402
+from roofline.engine.config import EngineConfig  # noqa: E402
+from roofline.engine.local import LocalEngine  # noqa: E402
+from roofline.engine.params import SamplingParams  # noqa: E402
 from roofline.models import registry  # noqa: E402
-from roofline.ops.batch import BatchLimits, Segment  # noqa: E402
+from roofline.ops.batch import NO_SLOT, BatchLimits, Segment, StateMove  # noqa: E402
 from roofline.program import target  # noqa: E402
 from roofline.program.compile import compile_program  # noqa: E402
+from roofline.program.ir import Share  # noqa: E402
 from roofline.weights.checkpoint import Checkpoint  # noqa: E402
+from roofline.weights.random_weights import random_checkpoint  # noqa: E402
+from tests.backends import hybrid_models  # noqa: E402
 from tests.backends.shaped_models import MODELS, checkpoint  # noqa: E402
 
 ISAS = native.isas()
@@ -175,3 +187,73 @@ def test_operations_of_another_attention_are_refused() -> None:
 def test_attention_of_each_shape_is_tuned_by_itself() -> None:
     shapes = [group.shape for group in groups(executable(checkpoint("styles")).program) if group.kind == "attend"]
     assert shapes == ["attend 4/4x16 window 9", "attend 4/1x32", "attend 4/4x16", "attend 4/1x32 window 5"]
+
+
+def test_ranks_have_the_bits_of_the_reference_s_ranks() -> None:
+    source = checkpoint("sharing", "Q8_0")
+    family, config = registry.configure(source.config)
+    parts = [compile_program(family, config, source.tensors, target.CPU, share=Share(rank, 2)) for rank in range(2)]
+    identity: Future[str] = Future()
+    identity.set_result("7e57")
+
+    def on_cpu(member: Member) -> np.ndarray:
+        made = CpuExecutable.from_program(
+            parts[member.rank],
+            source,
+            Capacity(LIMITS, 1024, 64),
+            weights_hash=identity,
+            isa=ISAS[0],
+            threads=1,
+            group=member,
+        )
+        return in_chunks(made, 17, 40)
+
+    def on_torch(member: Member) -> np.ndarray:
+        sizes = {"limits": LIMITS, "num_pages": 64, "max_context": 1024}
+        return in_chunks(ReferenceExecutable(parts[member.rank], source.read, group=member, **sizes), 17, 40)
+
+    found, wanted = Threads(2).run(on_cpu), Threads(2).run(on_torch)
+    assert [group.kv_heads for group in parts[1].kv_groups.values()] == [1, 1]
+    assert found[0].tobytes() == found[1].tobytes() == wanted[0].tobytes()
+
+
+def test_a_model_of_its_hidden_states_shares_all_pages() -> None:
+    source = checkpoint("sharing", "Q8_0")
+    model = executable(source)
+    first = step(model, Segment(IDS[:20], 0, [3, 9]))
+    hidden = step(model.headless(), Segment(IDS[20:30], 20, [3, 9]))
+    assert (first.shape, hidden.shape) == ((20, 200), (10, 64))
+    again = executable(source).headless()
+    step(again, Segment(IDS[:20], 0, [3, 9]))
+    assert step(again, Segment(IDS[20:30], 20, [3, 9])).tobytes() == hidden.tobytes()
+
+
+def test_a_model_without_attention_has_no_cache() -> None:
+    source = random_checkpoint({**hybrid_models.BASE, "recurrent": [True] * 4}, seed=1, form="F32")
+    model, slow = hybrid_models.executable(source, ISAS[0]), hybrid_models.reference(source)
+    text = Segment(IDS[:9], 0, [0], state=StateMove(NO_SLOT, 1, 0, NO_SLOT))
+    assert step(model, text).tobytes() == step(slow, text).tobytes()
+    lowered, identity = model._model.lowered, model._model.identity
+    again, _ = from_bytes(to_bytes(lowered, identity, native.versions()), native.versions())
+    assert (model.page_bytes, lowered.attentions, again.attentions) == (0, (), ())
+    assert stores_of(source.config) == ((), model.slot_bytes)
+
+
+def test_prefixes_are_found_again_after_a_restart(tmp_path: Path) -> None:
+    source = checkpoint("sharing", "Q8_0")
+    prompts, greedy = (IDS[:50], IDS[10:40]), SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+    def answers() -> tuple[list[list[int]], list[int]]:
+        engine = LocalEngine(executable(source), EngineConfig(cache_file=str(tmp_path / "pages")))
+        found: dict[str, list[int]] = {engine.submit(prompt, greedy): [] for prompt in prompts}
+        cached = []
+        while engine.has_work:
+            for event in engine.step():
+                found[event.request_id] += event.ids
+                cached += [] if event.usage is None else [event.usage.cached_tokens]
+        engine.close()
+        return list(found.values()), cached
+
+    first, again = answers(), answers()
+    assert first[0] == again[0]
+    assert (first[1], again[1]) == ([0, 0], [48, 16])

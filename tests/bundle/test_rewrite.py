@@ -114,7 +114,7 @@ FAMILIES += ("olmo3", "exaone4_windows", "hunyuan")
 FAMILIES += ("qwen3_5", "qwen3_5_alike", "qwen3_5_moe", "qwen3_next")
 FAMILIES += ("deepseek_v2", "deepseek_v3", "mistral4", "youtu", "minicpm3")
 FAMILIES += ("glm4_moe", "glm4_moe_groups", "dots1", "olmoe", "minimax_m2", "ernie4_5_moe", "exaone_moe")
-FAMILIES += ("hunyuan_moe", "sarvam_moe")
+FAMILIES += ("hunyuan_moe", "sarvam_moe", "mimo_v2_flash")
 
 
 @pytest.mark.usefixtures("without_text")

@@ -53,6 +53,8 @@ def test_a_shape_has_its_published_figures() -> None:
         # 12 of 24 layers read 128 tokens, 12 all; keys and values of 8 heads of 64, in 2 bytes.
         ("gpt-oss-20b", 4096, 2 * 2 * 8 * 64 * 12 * (128 + 4096)),
         ("gemma-3-4b", 8192, 2 * 2 * 4 * 256 * (29 * 1024 + 5 * 8192)),
+        # Layers with a window have twice the kv heads of the others.
+        ("mimo-v2-flash", 4096, 2 * 2 * 192 * (9 * 4 * 4096 + 39 * 8 * 129)),
         ("gemma-3-4b", 1024, None),  # no window leaves anything out
         ("llama-3.2-1b", 4096, None),
         ("deepseek-v2-lite", 4096, None),

@@ -447,6 +447,22 @@ CASES |= {
         | {"family": "exaone_moe", "qk_norm": True, "turning": [False] * 3, "dense": [1], "groups": 2, "layers": 3}
         | {"renormalise": False},
     ),
+    "mimo_v2_flash": Case(
+        "mimo_v2_flash",
+        "windows with sinks and twice the kv heads, another theta there, narrower values times a factor, a dense layer",
+        SIGMOID
+        | {"family": "mimo2", "kv_heads": 1, "window_kv_heads": 2, "head_dim": 24, "rotary_dim": 8, "value_dim": 16}
+        | {"value_scale": 0.707, "local_theta": 1e3, "layers": 3, "layer_windows": [0, 9, 9], "shared_ffn": 0}
+        | {"routed_scale": 1.0},
+    ),
+    "mimo_v2_flash_biases": Case(
+        "mimo_v2_flash",
+        "biases of q, k and v, groups of experts, values as wide as keys, windows in all layers but one, none dense",
+        SIGMOID
+        | {"family": "mimo2", "kv_heads": 2, "window_kv_heads": 4, "rotary_dim": 4, "value_dim": 16, "local_theta": 3e2}
+        | {"attention_bias": True, "layer_windows": [9, 0], "groups": 3, "kept_groups": 2, "renormalise": False}
+        | {"dense": [], "dense_ffn": 0, "shared_ffn": 0, "tied": True},
+    ),
     "hy_v3": Case(
         "hy_v3",
         "norms of q and k, sigmoids with a bias that chooses, a dense layer, a shared expert",

@@ -20,6 +20,7 @@ from tests.models.eager import LastStates, caches_of, eager_batch  # noqa: E402
 
 B = builders.BASE
 MPT = B | {"family": "mpt", "kv_heads": 4, "ffn": 256, "max_position": 64}
+SHARED_KEYS = shaped_models.SHARING | {"vocab": B["vocab"]}
 CONFIGS = {
     "llama": B,
     "llama_untied": B | {"tied": False},
@@ -32,7 +33,7 @@ CONFIGS = {
     "qwen2_moe": builders.QWEN2
     | {"family": "qwen_moe", "experts": 4, "experts_per_token": 3, "renormalise": False, "shared_ffn": 48},
     "qwen3_5": builders.HYBRID,
-    "keys of others": shaped_models.SHARING | {"vocab": B["vocab"]},
+    "keys of others": SHARED_KEYS,
     "mpt_learned": MPT | {"positions": "learned", "bias": True},
     "mpt_alibi": MPT | {"positions": "alibi"},
     "mpt_rope": MPT | {"kv_heads": 2, "ffn": 128, "rms": True, "gated": True, "bias": True},
@@ -130,13 +131,14 @@ def test_a_document_alone_has_the_logits_that_it_has_among_others() -> None:
         assert (packed[0, 3:73] - model(ids)[0, 3:73]).abs().max() > 1e-3
 
 
-def test_layers_with_state_are_divided_among_no_ranks() -> None:
-    with pytest.raises(UnsupportedError, match="tensor_parallel=2 of a qwen3_5 model"):
-        Model(builders.HYBRID, ranks=TensorRanks(0, 2))
+@pytest.mark.parametrize("config", [builders.HYBRID, shaped_models.BASE], ids=["qwen3_5", "sizes by layer"])
+def test_layers_with_state_or_of_several_sizes_are_divided_among_no_ranks(config: Any) -> None:
+    with pytest.raises(UnsupportedError, match=f"tensor_parallel=2 of a {config['family']} model"):
+        Model(config, ranks=TensorRanks(0, 2))
 
 
 @pytest.mark.parametrize("context", [None, "selective"])
-@pytest.mark.parametrize("config", [B, builders.HYBRID], ids=["llama", "qwen3_5"])
+@pytest.mark.parametrize("config", [B, builders.HYBRID, SHARED_KEYS], ids=["llama", "qwen3_5", "keys of others"])
 def test_checkpointed_blocks_give_the_same_gradients(config: Any, context: Any) -> None:
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 

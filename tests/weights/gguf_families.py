@@ -129,6 +129,11 @@ def latent_apart(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np
     return [(name.replace("kv_b", "k_b"), keys), (name.replace("kv_b", "v_b"), np.ascontiguousarray(heads[:, plain:]))]
 
 
+def named_sinks(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Experts apart, and sinks under a name like that of a matrix."""
+    return [(f"{name}.weight", values)] if name.endswith(".sinks") else experts_apart(name, values, config)
+
+
 class TogetherQkv:
     """q, k and v of a layer, one below the other, beside experts apart."""
 
@@ -402,6 +407,15 @@ GGUF_CASES = {
         | {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, True, True, False]}
         | {"nextn_predict_layers": 0, "rope.scaling.type": "none"},
         experts_apart,
+    ),
+    "mimo_v2_flash": GgufCase(
+        "mimo2",
+        CASES["mimo_v2_flash"].config,
+        ROUTED_KEYS
+        | {"attention.head_count_kv": [1, 2, 2], "attention.key_length": 24, "attention.value_length": 16}
+        | {"attention.sliding_window": 9, "attention.sliding_window_pattern": [False, True, True]}
+        | {"rope.dimension_count": 8, "rope.freq_base_swa": 1e3, "attention.value_scale": 0.707},
+        named_sinks,
     ),
     "hunyuan_moe": GgufCase(
         "hunyuan-moe",

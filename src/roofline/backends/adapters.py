@@ -36,8 +36,8 @@ class AdapterSlots:
         # Converters to GGUF permute Llama's rows of q and k, whose rotation then turns neighbours. GLM-4's does in
         # every file; it is told apart by turning half of each head, which Llama's never does.
         tables = program.tables.values()
-        whole = set(self._head_dims.values())
-        self._permutes = any(table.style == "interleaved" and table.dim in whole for table in tables)
+        dims = set(self._head_dims.values())
+        self._permutes = any(table.style == "interleaved" and table.dim in dims for table in tables)
         ranks = [i.attr("ranks") // self._parts(i.attr("group")) for i in program.body if i.op == "adapter_down"]
         self.rank = int(ranks[0]) if ranks else 0  # the largest of an adapter
         self.placed: dict[int, Sequence[PlacedMatrix]] = {}
@@ -81,9 +81,10 @@ class AdapterSlots:
             raise CapacityError(what, matrix.rank, self.rank, "ranks", "Load the model with a larger max_adapter_rank.")
         if self._permutes != matrix.paired and ".".join(matrix.tensor.split(".")[2:4]) in ("attn.q", "attn.k"):
             moved, magnitude = _neighbours if self._permutes else _halves, matrix.magnitude
+            dim = self._head_dims[int(matrix.tensor.split(".")[1])]
             if magnitude is not None:
-                magnitude = moved(magnitude[None], self._head_dim)[0]
-            b = moved(matrix.b, self._head_dims[int(matrix.tensor.split(".")[1])])
+                magnitude = moved(magnitude[None], dim)[0]
+            b = moved(matrix.b, dim)
             matrix = replace(matrix, b=b, magnitude=magnitude, paired=self._permutes)
         gain = shift = None
         if matrix.magnitude is not None and self.row_scaling is not None:

@@ -18,7 +18,7 @@ HOST_HEAD_UNIT = 16  # elements: of a head in the cache
 HOST_STEP = (512, 64)  # tokens and sequences of the largest step: on a CPU longer ones only make other requests wait
 # Fields of configurations whose layers keep recurrent state, or keys of several shapes or for several layers: their
 # classes, which say how much, take a part of a tenth of a second to import, so no others are asked.
-BY_LAYER = ("recurrent", "latent")
+BY_LAYER = ("recurrent", "window_kv_heads", "latent")
 
 
 class CacheSize(NamedTuple):
@@ -95,7 +95,7 @@ def stores_of(config: JsonMapping) -> tuple[tuple[CacheSize, ...], int]:
     layers = range(model.layers)
     state = StateGroup(sum(map(model.keeps_state, layers)), model.state_parts)
     writers = [model.kv_shape(layer) for layer in layers if model.attends(layer)]
-    return tuple(CacheSize(writers.count(shape), *shape) for shape in model.kv_shapes), state.slot_bytes
+    return tuple(CacheSize(writers.count(shape), *shape) for shape in dict.fromkeys(writers)), state.slot_bytes
 
 
 def _host_slots(options: LoadOptions, slot_bytes: int, cache_bytes: int, replicas: int) -> int:

@@ -217,8 +217,7 @@ class ModelConfig:
 
     def writers_by(self, fact: Callable[[int], Fact]) -> dict[Fact, tuple[int, ...] | None]:
         """The same of layers that do not read the keys and values of another one."""
-        own = {layer for layer in range(self.layers) if self.kv_source(layer) == layer}
-        by_value = self.layers_by(lambda layer: (layer in own, fact(layer)))
+        by_value = self.layers_by(lambda layer: (self.kv_source(layer) == layer, fact(layer)))
         return {value: layers for (writes, value), layers in by_value.items() if writes}
 
     def q_width_of(self, layer: int) -> int:

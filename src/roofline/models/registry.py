@@ -43,6 +43,7 @@ _FAMILIES: dict[str, str | Family] = {
     "exaone4": "roofline.models.exaone4",
     "hunyuan": "roofline.models.hunyuan",
     "mixtral": "roofline.models.moe",
+    "mimo2": "roofline.models.mimo2",
     "ministral3": "roofline.models.ministral3",
     "mpt": "roofline.models.mpt",
     "qwen": "roofline.models.qwen",

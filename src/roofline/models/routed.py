@@ -100,8 +100,12 @@ def spec(cfg: Config) -> tuple[Param, ...]:
 def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
     """One layer on x [tokens, width]; the step's k and v go into batch.cache."""
     x = x + llama.attention(cfg, w.attn, ops.rms_norm(x, w.attn_norm.weight, cfg.norm_eps), layer, batch)
-    normed = ops.rms_norm(x, w.mlp_norm.weight, cfg.norm_eps)
-    return x + (llama.mlp(w.mlp, normed) if layer in cfg.dense else moe.mlp(cfg, w.mlp, normed, choose=choose))
+    return x + mlp(cfg, w.mlp, ops.rms_norm(x, w.mlp_norm.weight, cfg.norm_eps), layer)
+
+
+def mlp(cfg: Config, w: Weights, x: Value, layer: int) -> Value:
+    """The MLP of a layer, or the experts that it chooses."""
+    return llama.mlp(w, x) if layer in cfg.dense else moe.mlp(cfg, w, x, choose=choose)
 
 
 def choose(cfg: Config, w: Weights, x: Value) -> tuple[Value, Value]:

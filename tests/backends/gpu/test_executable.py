@@ -16,6 +16,7 @@ from roofline.ops.batch import Segment
 from roofline.program import target
 from roofline.program.compile import compile_program
 from roofline.weights.random_weights import random_checkpoint
+from tests.backends import shaped_models
 
 torch = pytest.importorskip("torch")
 MIXTRAL = {**LLAMA, "family": "mixtral", "ffn": 64, "experts": 5, "experts_per_token": 2}
@@ -57,6 +58,11 @@ MODELS = {
     ),
     "ministral3": ({**LLAMA, "family": "ministral3", "query_beta": 0.4, "query_context": 8}, "BF16"),
     "arcee": ({**LLAMA, "family": "arcee", "activation": "relu_squared"}, "BF16"),
+    "keys of others": (
+        {**LLAMA, "family": shaped_models.FAMILY, "layers": 4, "qk_norm": True, "layer_windows": [20, 0, 20, 0]}
+        | {"wide": [False, True, False, True], "sources": [0, 1, 0, 1], "wide_dim": 64, "wide_style": "interleaved"},
+        "BF16",
+    ),
     "mpt-silu": ({**LLAMA, "family": "mpt", "rms": True, "activation": "silu"}, "BF16"),
 }
 
@@ -76,7 +82,7 @@ def models(name, exact=False, **changes):
     return gpu, ReferenceExecutable(program, source.read, **shape)
 
 
-QUICK = ("llama", "gpt_oss")  # the others take their time: -m slow
+QUICK = ("llama", "gpt_oss", "keys of others")  # the others take their time: -m slow
 # Texts in which no token's last chosen expert and the first that is not lie as near as rounding moves router logits:
 # 16 bits move them by up to 2^-6, these margins are 2^-4 and more. With the seed 0 two experts of a token that Mixtral
 # decodes are 2^-8 apart, one step of bf16; it goes to the other one, its logits differ by 3 %, and nothing is wrong.
@@ -268,6 +274,15 @@ def test_experts_in_blocks_are_refused():
     shape = {"limits": LIMITS, "num_pages": 16, "max_context": 128, "weights_hash": "7e57"}
     with pytest.raises(UnsupportedError, match="experts of one 16-bit or 32-bit format"):
         GpuExecutable(program, source.read, Runtime(chips.get("sm_90"), "cpu", False), **shape)
+
+
+def test_heads_that_attention_does_not_take_are_refused_before_memory_is_asked_for():
+    from roofline.backends.gpu.runtime.lower import check
+
+    source = shaped_models.checkpoint("largest", "BF16")
+    program = compile_program(*registry.configure(source.config), source.tensors, target.gpu())
+    with pytest.raises(UnsupportedError, match=r"heads of 512 dimensions on a GPU.*up to 256.*backend=cpu"):
+        check(program)
 
 
 def test_what_has_no_kernel_is_refused_by_name():

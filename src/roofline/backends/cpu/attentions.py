@@ -32,7 +32,7 @@ def attentions_of(program: Program) -> Attentions:
     Raises UnsupportedError: heads that there are no kernels for.
     """
     for group in program.kv_groups.values():
-        if not _LEAST_HEAD <= group.head_dim <= _MOST_HEAD:
+        if group.layers and not _LEAST_HEAD <= group.head_dim <= _MOST_HEAD:
             reason = f"the cpu backend has attention over heads of {_LEAST_HEAD} to {_MOST_HEAD}"
             raise UnsupportedError(f"head_dim {group.head_dim}", reason, ["backend=reference"])
     pairs = [(before, attend) for before, attend in itertools.pairwise(program.body) if attend.op == "attend"]

@@ -91,7 +91,6 @@ class CpuExecutable:
         self._steps = StepEdges()
         self._arena = _native.Memory(_arena_bytes(lowered, limits) + 64)
         self._exchanges = exchange(self._arena.view(), self.batch) if exchange is not None else {}
-        # Of each group of the cache: its layers, and bytes of a page of one of them.
         self._layer_pages = [(group.layers, _layer_page_bytes(group, model.kv_dtype)) for group in lowered.groups]
         self.page_bytes = sum(layers * size for layers, size in self._layer_pages)
         self.slot_bytes = code.slot_bytes
@@ -279,10 +278,11 @@ class CpuExecutable:
     def page_views(self, page: int) -> list[memoryview]:
         """See `backends.base.KeepsPages`: a part for each layer, as native/executable.cpp lays them out."""
         assert 0 <= page < self.num_pages
-        parts, at, cache = [], 0, self._cache.view()
+        parts: list[memoryview] = []
+        at, cache = 0, self._cache.view()
         for layers, size in self._layer_pages:
             for _ in range(layers):
-                parts.append(memoryview(cache[at + page * size : at + (page + 1) * size]))
+                parts.append(cache[at + page * size : at + (page + 1) * size].data)
                 at += size * self.num_pages
         return parts
 
@@ -374,6 +374,7 @@ class CpuExecutable:
 
 
 def _layer_page_bytes(group: AttentionKind, kv_dtype: str) -> int:
+    """Bytes of a page of one layer of a group."""
     return PAGE_TOKENS * host_token_bytes(kv_dtype, group.kv_heads, group.head_dim, group.value_dim)
 
 

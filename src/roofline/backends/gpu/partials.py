@@ -1,5 +1,7 @@
-"""The workspace of attention whose keys several programs share: known where there is neither Triton nor a device."""
+"""The heads that attention takes, and its workspace where several programs share keys: known where there is neither
+Triton nor a device."""
 
+LARGEST_HEAD = 256
 PROGRAMS = 512  # keep any device busy
 PARTIAL_ROWS = 512  # of workspace for each of these programs, at most
 

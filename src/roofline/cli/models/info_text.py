@@ -157,12 +157,15 @@ def _latent_bytes(report: "InfoReport") -> int:
 
 def _windowed_bytes(report: "InfoReport") -> int:
     """Bytes in bf16 of the tokens that layers read at the report's context; 0 where no window leaves any out."""
-    config, layers = report.shape.config, report.summary.layers
-    windows = config.get("layer_windows") or [config.get("sliding_window") or 0] * layers
-    read = [min(window or report.context, report.context) for window in windows]
-    if sum(read) == layers * report.context:
-        return 0
-    return report.summary.kv_bytes("bf16") * sum(read) // layers
+    from roofline.models.registry import config_of
+    from roofline.program.ir import KvGroup
+
+    cfg = config_of(report.shape.config)
+    total = 0
+    for layer in filter(cfg.attends, range(cfg.layers)):
+        sizes = KvGroup(layers=1, window=0, format="bf16", **cfg.kv_shape(layer)._asdict())
+        total += sizes.token_bytes * min(cfg.window(layer) or report.context, report.context)
+    return total if total < report.summary.kv_bytes("bf16") * report.context else 0
 
 
 def _right(table: "Table") -> "Table":

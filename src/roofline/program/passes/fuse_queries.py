@@ -17,25 +17,25 @@ def fuse_queries(program: Program) -> Program:
     """The Program with a rope_queries right before each attend of a layer that writes no keys."""
     maker_of, read = makers(program.body), readers(program, program.body)
     before: dict[str, Instr] = {}  # result of an attend -> what makes its queries
-    own: set[tuple[str, int]] = set()  # group and layer of caches that the layer which wrote them has read
+    read_places: set[tuple[str, int]] = set()  # group and layer of caches that the layer which wrote them has read
     for instr in program.body:
         if instr.op != "attend":
             continue
         place = kv_group_of(instr.inputs[1]), instr.attr("layer")
-        if place in own and instr.inputs[0] in maker_of:
+        if place in read_places and instr.inputs[0] in maker_of:
             dim = program.types()[instr.inputs[1]].trailing[1]
             steps = _steps(program, instr, dim, maker_of, read)
             before[instr.output.name] = _fused(instr.inputs[0], instr.attr("heads"), steps, maker_of)
-        own.add(place)
+        read_places.add(place)
     if not before:
         return program
     body: list[Instr] = []
-    made = {value.name for instr in before.values() for value in instr.outputs}
+    fused = {value.name for instr in before.values() for value in instr.outputs}
     for instr in program.body:
         if instr.output.name in before:
             queries = before[instr.output.name]
             body += [queries, replace(instr, inputs=(queries.output.name, *instr.inputs[1:]))]
-        elif instr.output.name not in made:
+        elif instr.output.name not in fused:
             body.append(instr)
     return without_dead(program, body)
 

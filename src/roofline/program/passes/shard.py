@@ -324,13 +324,13 @@ class _Writer:
 
 def _attended(program: Program) -> dict[str, Instr]:
     """Values whose columns are those of an attention's heads, with that attention."""
-    made: dict[str, Instr] = {}
+    attends: dict[str, Instr] = {}
     for instr in program.body:
         passes = instr.has(Trait.BY_COLUMN, Trait.HEAD_PRODUCT) or instr.op == "cut_heads"
-        before = [made[name] for name in instr.inputs if name in made] if passes else []
+        before = [attends[name] for name in instr.inputs if name in attends] if passes else []
         if instr.op == "attend" or before:
-            made[instr.output.name] = instr if instr.op == "attend" else before[0]
-    return made
+            attends[instr.output.name] = instr if instr.op == "attend" else before[0]
+    return attends
 
 
 def _columns_of_heads(heads: Range, dim: int) -> Cut:

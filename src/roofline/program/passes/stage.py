@@ -71,15 +71,16 @@ def _first_layers(program: Program, numbers: Sequence[int], stages: int) -> list
     if not joined:
         return [first for first, _ in evenly(program.layers, stages)]
     if stages > len(firsts):
-        what, units = f"pipeline_parallel={stages}", "parts that share no keys and values"
-        raise CapacityError(what, stages, len(firsts), units, f"Lower it to at most {len(firsts)}.")
+        remedy = f"Lower it to at most {len(firsts)}."
+        units = "parts that share no keys and values"
+        raise CapacityError(f"pipeline_parallel={stages}", stages, len(firsts), units, remedy)
     ends = [*firsts[1:], program.layers]
-    for most in range(1, program.layers):  # layers of a stage
+    for limit in range(1, program.layers):  # layers of a stage
         chosen = [0]
         for first, end in zip(firsts, ends, strict=True):
-            if end - chosen[-1] > most:
+            if end - chosen[-1] > limit:
                 chosen.append(first)
-        if len(chosen) <= stages and max(map(operator.sub, [*chosen[1:], program.layers], chosen)) <= most:
+        if len(chosen) <= stages and max(map(operator.sub, [*chosen[1:], program.layers], chosen)) <= limit:
             break
     spare = sorted(set(firsts) - set(chosen))
     return sorted([*chosen, *spare[: stages - len(chosen)]])

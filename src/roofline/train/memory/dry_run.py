@@ -16,7 +16,7 @@ from roofline.common.json_types import JsonMapping
 from roofline.train.config.schema import TrainConfig
 from roofline.train.model import build
 from roofline.train.model.form import ParameterForm
-from roofline.train.model.modules import Model
+from roofline.train.model.modules import BlockFunction, Model
 from roofline.train.parallel.processes import COMPUTE, World
 
 ACTIVATIONS, LOGITS, PASSING, GRADIENTS = "activations", "logits", "passing", "gradients"
@@ -144,8 +144,8 @@ class Ledger(TorchDispatchMode):
 
 
 def _watch_first_block(
-    ledger: Ledger, compute: Callable[..., Tensor], rows: tuple[int, int, int], x: Tensor, *rest: Tensor | None
-) -> Tensor:
+    ledger: Ledger, compute: BlockFunction, rows: tuple[int, int, int], x: Tensor, *rest: Tensor | None
+) -> Tensor | tuple[Tensor, ...]:
     if not ledger.usage.first:
         ledger.usage.first, ledger.usage.stream = x.untyped_storage().nbytes(), x.dtype
     return compute(rows, x, *rest)

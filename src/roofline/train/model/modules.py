@@ -339,12 +339,12 @@ def _block(
     torch's own attention, and no product written over."""
     count, length, layer = rows
     shared: Sequence[Tensor | None] = tensors[:SHARED]
-    (positions, cos, sin, bias, places), keys = shared, tensors[SHARED : SHARED + KEYS]
-    parameters = tensors[SHARED + KEYS :]
+    (positions, cos, sin, bias, places), parameters = shared, tensors[SHARED + KEYS :]
+    k, v = tensors[SHARED : SHARED + KEYS]
     at = positions if positions is None or cos is None or sin is None else TurnedPositions(positions, cos, sin)
     # Selective checkpointing can keep the result of an attention only if it is one op.
     group, kv_heads = spec.cfg.kv_group(layer), spec.cfg.kv_shape(layer).kv_heads
-    cache = Rows(count, length, kv_heads, bias, *keys, attend=None if fused else attend)
+    cache = Rows(count, length, kv_heads, bias=bias, k=k, v=v, attend=None if fused else attend)
     batch = ForwardBatch(*(None, at, slice(None)), cache, StateRows(count, length, places), [cache] * group)
     table = spec.of(layer)
     taken = _taken(spec.forms_of(layer), parameters, fused)
@@ -373,14 +373,14 @@ def _head_loss(head: _HeadSpec, targets: Tensor, x: Tensor, *weights: Tensor) ->
     return cross_entropy(logits, targets)
 
 
-def _within_budget(compiled: Callable[..., Tensor], *tensors: object) -> Tensor:
+def _within_budget(compiled: BlockFunction, *tensors: object) -> Tensor | tuple[Tensor, ...]:
     with functorch_config.patch(activation_memory_budget=BUDGET):  # read by the first call, which compiles
         return compiled(*tensors)
 
 
 def _checkpointed(
-    compute: Callable[..., Tensor], context: Contexts | None, rows: tuple[int, int, int], *tensors: Tensor | None
-) -> Tensor:
+    compute: BlockFunction, context: Contexts | None, rows: tuple[int, int, int], *tensors: Tensor | None
+) -> Tensor | tuple[Tensor, ...]:
     context_fn = context or noop_context_fn
     block = partial(compute, rows)
     return checkpoint(block, *tensors, use_reentrant=False, preserve_rng_state=False, context_fn=context_fn)

@@ -68,7 +68,7 @@ def per_token(
     every = sum(math.prod(p.shape) - _idle(program, p) for p in params)
     again = 4 / 3 if checkpointing == "full" else 1.0
     foundry = 6.0 * every + 12.0 * cfg.layers * cfg.width * length
-    titan = 6.0 * (every - _only_looked_up(program)) + 12.0 * cfg.layers * cfg.q_width * length
+    titan = 6.0 * (every - _only_looked_up(program)) + 12.0 * sum(map(cfg.q_width_of, range(cfg.layers))) * length
     products = _products(program, length, documents)
     if forms:
         return _adapted(params, program, forms, titan, products, checkpointing)

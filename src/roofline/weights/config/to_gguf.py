@@ -44,7 +44,17 @@ _DIVIDED = (
     "exaone4",
     "exaone-moe",
 )  # that may have divisors of the rope frequencies there
-_WITH_HEAD = ("gptneox", "olmo2", "gpt-oss", "qwen2moe", "dots1", "olmoe", "minimax-m2", "exaone-moe")  # that must
+_WITH_HEAD = (
+    "gptneox",
+    "olmo2",
+    "gpt-oss",
+    "qwen2moe",
+    "dots1",
+    "olmoe",
+    "minimax-m2",
+    "exaone-moe",
+    "mimo2",
+)  # that must
 _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
 

@@ -118,6 +118,17 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_SCORED[:-4], "num_experts", "num_shared_experts", "sliding_window", "sliding_window_pattern"),
         *("layer_types", "mlp_layer_types", "first_k_dense_replace", "n_group", "topk_group"),
     ),
+    "mimo_v2_flash": (
+        *(
+            *_SCORED[:-4],
+            "n_routed_experts",
+            "sliding_window",
+            "layer_types",
+            "mlp_layer_types",
+            "attention_value_scale",
+        ),
+        *("v_head_dim", "hybrid_layer_pattern", "swa_num_key_value_heads", "moe_layer_freq", "attention_bias"),
+    ),
     "hunyuan_v1_moe": (
         *(*_GATED, "attention_bias", "head_dim", "use_qk_norm", "use_cla", "eod_token_id", "num_experts", "moe_topk"),
         *("moe_intermediate_size", "num_shared_expert", "use_mixed_mlp_moe", "moe_layer_num_skipped"),
@@ -159,6 +170,10 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
     "glm4moe": (*_GATED_GGUF[:6], *_SCORED_GGUF, "nextn_predict_layers"),
     "dots1": (*_GATED_GGUF[:4], *_SCORED_GGUF),
     "olmoe": (*_GATED_GGUF[:6], *_EXPERTS_GGUF[:2]),
+    "mimo2": (
+        *(*_GATED_GGUF[:6], *_EXPERTS_GGUF, "attention.sliding_window", "attention.sliding_window_pattern"),
+        *("attention.value_scale", "attention.value_length", "rope.freq_base_swa", "rope.dimension_count"),
+    ),
     "minimax-m2": (*_GATED_GGUF[:6], *_EXPERTS_GGUF, "expert_gating_func"),
     "ernie4_5-moe": (
         *(*_GATED_GGUF[:4], *_EXPERTS_GGUF, "expert_shared_count", "expert_shared_feed_forward_length"),

@@ -6,13 +6,12 @@ from typing import Any
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.integers import cdiv, next_power_of_2
 from roofline.backends.gpu.kernels.attend_kernels import SPLIT
-from roofline.backends.gpu.partials import PROGRAMS, workspace_limit
+from roofline.backends.gpu.partials import LARGEST_HEAD, PROGRAMS, workspace_limit
 from roofline.backends.gpu.tiles import Tile
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips.chips import Chip
 
 NAME, MERGE = "attend", "attend_merge"
-LARGEST_HEAD = 256
 REGIMES = (("decode", 16), ("verify", 32))  # rows of a segment at most; with more it is "prefill"
 
 

@@ -186,6 +186,29 @@ def _rope_kv_write(low: Lowering, instr: Instr) -> Launch:
     return launch
 
 
+def _rope_queries(low: Lowering, instr: Instr) -> Launch:
+    """The kernel that also writes keys, over pages without a head."""
+    from roofline.backends.gpu.kernels.rope_kv_write import rope_kv_write
+
+    table = instr.attrs.get("table")
+    turns = None if table is None else low.tables[table]
+    interleaved = table is not None and low.program.tables[table].style == "interleaved"
+    head_dim = instr.output.type.width // instr.attr("heads")
+    group = next(name for name, group in low.program.kv_groups.items() if group.head_dim == head_dim and group.layers)
+    factors = _factors(low, instr)
+
+    def launch(step: GpuStep) -> None:
+        k, v = (pages[0][:, :0] for pages in step.caches[group])
+        norm = low.weights.vectors[instr.weights[0]] if instr.weights else None
+        rope_kv_write(
+            low.chip, step.value(instr.inputs[0]), step.fields["positions"], step.slots, turns,
+            None if norm is None else (norm, norm), instr.attr("eps"), interleaved=interleaved,
+            q=step.value(instr.output.name), k=k, v=v, factors=factors, norm_last=instr.attr("norm_last"),
+        )  # fmt: skip
+
+    return launch
+
+
 def _factors(low: Lowering, instr: Instr) -> "Tensor | None":
     factors = PositionFactors.of(instr.attrs)
     return None if factors is None else low.factors[factors]
@@ -333,6 +356,7 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "adapter_up": _adapter_up,
     "rope_kv_write": _rope_kv_write,
     "qkv_write": _rope_kv_write,
+    "rope_queries": _rope_queries,
     "scale_by_position": _scale_by_position,
     "attend": _attend,
     "silu": _activated,
@@ -357,8 +381,19 @@ def without_kernel(program: Program) -> tuple[str, ...]:
     return tuple(dict.fromkeys(lacking))
 
 
+def check_attention(program: Program) -> None:
+    """Raises UnsupportedError for heads that are too wide."""
+    from roofline.backends.gpu.partials import LARGEST_HEAD
+
+    widest = max((group.head_dim for group in program.kv_groups.values()), default=0)
+    if widest > LARGEST_HEAD:
+        reason = f"attention on GPUs has up to {LARGEST_HEAD}"
+        raise UnsupportedError(f"heads of {widest} dimensions on a GPU", reason, ("backend=cpu", "backend=reference"))
+
+
 def check(program: Program) -> None:
-    """Raises UnsupportedError for an op without a kernel, and for an encoder."""
+    """Raises UnsupportedError for an op without a kernel, for an encoder, and for attention that has none."""
+    check_attention(program)
     for name in without_kernel(program):
         raise UnsupportedError(f"op {name!r} on a GPU", "it has no kernel", sorted(_LOWER))
     if any(instr.op == "attend" and not instr.attr("causal") for instr in program.body):
