@@ -66,6 +66,15 @@ FAMILIES = {
 FAMILIES |= {
     "deepseek": _MIXTURE | _LATENT | {"family": "deepseek", "shared_ffn": 96, "routed_scale": 2.5},
     "deepseek-latent": _MIXTURE | _LATENT | {"family": "deepseek", "shared_ffn": 96, "q_rank": 32, "latent": True},
+    "mimo2": _MIXTURE
+    | {
+        "family": "mimo2",
+        "window_kv_heads": 4,
+        "head_dim": 32,
+        "value_dim": 24,
+        "layer_windows": [9, 0],
+        "choice_bias": True,
+    },
     "youtu": builders.BASE | _LATENT | {"family": "youtu"},
     "minicpm3": builders.BASE | _LATENT | {"family": "minicpm3", "residual_multiplier": 0.5, "latent": True},
 }
@@ -75,15 +84,6 @@ REFUSED = {
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
     "FlexOlmo": _MIXTURE | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "layers": 1},
     "Qwen3.5 and Qwen3-Next": builders.HYBRID,
-    "MiMo-V2-Flash": _MIXTURE
-    | {
-        "family": "mimo2",
-        "window_kv_heads": 4,
-        "head_dim": 32,
-        "value_dim": 24,
-        "layer_windows": [9, 0],
-        "choice_bias": True,
-    },
 }
 # Likewise, of families that are divided otherwise.
 REFUSED_FORMS = {
