@@ -25,7 +25,6 @@ from roofline.program.ir import Columns, Instr, Program, Recipe, Value, WeightPi
 from roofline.program.passes.divide import Heads, Range, divide_columns, divide_heads, divide_rows
 
 _ALONE = "tensor_parallel=1"
-_BY_OWN_HEADS = ("cut_heads", "join_heads")  # columns of each head
 Names = tuple[str, ...]
 Cut = tuple[Range, ...]  # the columns of a value that a rank has, in ascending order
 
@@ -127,7 +126,7 @@ class _Cuts:
             heads = self.heads[instr.output.name].heads
             self.rows |= dict.fromkeys(instr.weights, (heads,))  # a number for each head: its sink
             cut = None if cut is None else _columns_of_heads(heads, self._types[instr.inputs[1]].trailing[1])
-        elif cut is not None and instr.op in _BY_OWN_HEADS:
+        elif cut is not None and instr.has(Trait.HEAD_MOVE):
             self._own_heads(instr, cut)
             return
         elif instr.op == "split" and cut is not None:
@@ -301,7 +300,7 @@ class _Writer:
             among = {"first_head": first, "all_heads": instr.attr("heads")} if instr.attr("alibi") else {}
             return {"heads": last - first, **among}
         part_of_heads = self.cuts.values.get(instr.output.name)
-        if instr.op in (*_BY_OWN_HEADS, "head_linear") and part_of_heads is not None:
+        if instr.has(Trait.HEAD_MOVE, Trait.HEAD_PRODUCT) and part_of_heads is not None:
             ((first, last),) = part_of_heads
             return {"heads": int(instr.attr("heads")) * (last - first) // instr.output.type.width}
         if instr.has(Trait.BY_HEAD) and self.cuts.values.get(instr.output.name) is not None:
@@ -326,7 +325,7 @@ def _attended(program: Program) -> dict[str, Instr]:
     """Values whose columns are those of an attention's heads, with that attention."""
     attends: dict[str, Instr] = {}
     for instr in program.body:
-        passes = instr.has(Trait.BY_COLUMN, Trait.HEAD_PRODUCT) or instr.op == "cut_heads"
+        passes = instr.has(Trait.BY_COLUMN, Trait.HEAD_MOVE, Trait.HEAD_PRODUCT)
         before = [attends[name] for name in instr.inputs if name in attends] if passes else []
         if instr.op == "attend" or before:
             attends[instr.output.name] = instr if instr.op == "attend" else before[0]
