@@ -227,7 +227,7 @@ def _operation(instr: Instr, types: Mapping[str, Type], columns: int) -> str:
     if instr.op == "attend" and instr.weights:
         return "attend_sinks"
     name = _OPERATIONS[instr.op]
-    if instr.op in ("rope_kv_write", "rope_queries") and instr.attr("norm_last"):
+    if instr.attrs.get("norm_last"):
         return f"{name}_normed"
     if instr.op == "join_heads" and instr.attr("shared"):
         return "join_heads_sharing"

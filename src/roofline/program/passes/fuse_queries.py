@@ -9,8 +9,8 @@ from dataclasses import replace
 from roofline.program.ir import Instr, Program, Value, kv_group_of
 from roofline.program.passes.rewrite import makers, readers, without_dead
 
-# What queries go through, from `attend` back; each may be missing.
-_STEPS = ("scale_by_position", "rms_norm", "rope", "rms_norm")
+# What queries go through, from `attend` back, and the op that it is; each may be missing.
+_STEPS = {"scaled": "scale_by_position", "norm_last": "rms_norm", "rope": "rope", "norm": "rms_norm"}
 
 
 def fuse_queries(program: Program) -> Program:
@@ -42,11 +42,11 @@ def fuse_queries(program: Program) -> Program:
 
 def _steps(
     program: Program, attend: Instr, head_dim: int, maker_of: dict[str, Instr], read: dict[str, int]
-) -> dict[int, Instr]:
-    """The instructions before an attend's queries, by their number in _STEPS."""
-    steps: dict[int, Instr] = {}
+) -> dict[str, Instr]:
+    """The instructions before an attend's queries, the last one first, by their names in _STEPS."""
+    steps: dict[str, Instr] = {}
     name, heads = attend.inputs[0], attend.attr("heads")
-    for number, op in enumerate(_STEPS):
+    for step_name, op in _STEPS.items():
         maker = maker_of.get(name)
         if maker is None or maker.op != op or read[name] != 1:
             continue
@@ -58,19 +58,19 @@ def _steps(
             step.inputs[1:] != maker.inputs[1:] for step in steps.values() if len(step.inputs) > 1 < len(maker.inputs)
         ):
             continue
-        steps[number] = maker
+        steps[step_name] = maker
         name = maker.inputs[0]
     return steps
 
 
-def _fused(name: str, heads: int, steps: dict[int, Instr], maker_of: dict[str, Instr]) -> Instr:
+def _fused(name: str, heads: int, steps: dict[str, Instr], maker_of: dict[str, Instr]) -> Instr:
     """What makes an attend's queries of `name`: in one instruction, what its steps do."""
     output, attrs = maker_of[name].output, {"heads": heads}
     positions: tuple[str, ...] = ()
     if not steps:
         return Instr("rope_queries", (name,), (), attrs, (Value(f"{name}.queries", output.type),))
-    scaled, last, rope, first = (steps.get(number) for number in range(len(_STEPS)))
-    norm = last or first
+    scaled, last, rope = (steps.get(step) for step in ("scaled", "norm_last", "rope"))
+    norm = last or steps.get("norm")
     weights = norm.weights if norm else ()
     if norm is not None:
         attrs |= {key: norm.attrs[key] for key in ("eps", "order") if key in norm.attrs}
@@ -80,5 +80,5 @@ def _fused(name: str, heads: int, steps: dict[int, Instr], maker_of: dict[str, I
     if scaled is not None:
         attrs |= {key: scaled.attrs[key] for key in ("beta", "context", "offset") if key in scaled.attrs}
         positions = scaled.inputs[1:]
-    source = steps[max(steps)].inputs[0]
+    source = list(steps.values())[-1].inputs[0]
     return Instr("rope_queries", (source, *positions), weights, attrs, (output,))
