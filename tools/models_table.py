@@ -52,8 +52,9 @@ transformers changes between them with the length of each text. Here equal prefi
 for all that is served: the long one, unless `max_model_len` is at most the original context. `max_position_embeddings`
 says which set training has. A compiled bundle has the long one, and refuses to be loaded for less.
 
-Of models that read pictures or sound too (`gemma3`, `mistral3`, `llava`, `qwen3_vl`, `qwen3_vl_moe`) the text part is
-read, from their own folders and from transformers' models in memory; a load and `roofline info` say what is not used.
+Of models that read pictures or sound too (`gemma3`, `mistral3`, `llava`, `qwen3_vl`, `qwen3_vl_moe`, `glm4v_moe`) the
+text part is read, from their own folders and from transformers' models in memory; a load and `roofline info` say what
+is not used.
 Requests with pictures, and prompts with ids that stand for them, are refused. The text part may be of any type that
 the table has, where transformers lets it be (`mistral3`, `llava`). Written as GGUF or safetensors it is a text model of
 its own: that of Qwen3-VL is a Qwen3.

@@ -25,7 +25,7 @@ PROMPTS = [np.random.default_rng(seed).integers(0, 96, 12 + 9 * seed).tolist() f
     "name",
     [
         *("gpt_neox", "gpt2", "llama_heads_of_20", "opt_350m", "deepseek_v2_lite", "ministral3", "arcee"),
-        *("exaone4_windows", "hunyuan", "mimo_v2_flash", "deepseek_v3", "minicpm3"),
+        *("exaone4_windows", "hunyuan", "glm4_moe", "mimo_v2_flash", "deepseek_v3", "minicpm3"),
     ],
 )
 def test_answers_with_company_are_those_of_transformers(name: str, tmp_path: Path) -> None:

@@ -526,6 +526,11 @@ WRAPPED = {
         BASE | {"family": "qwen", "qk_norm": True, "head_dim": 32, "rope_theta": 5e6},
     ),
     "qwen3_vl_moe": Case("qwen3_vl_moe", "the same with experts", IN_QWEN_MOE | {"rope_theta": 5e6}),
+    "glm4v_moe": Case(
+        "glm4v_moe",
+        "the text part: rope of three dimensions in half of each head, sigmoids with a bias that chooses",
+        SIGMOID | {"family": "glm4_moe", "rotary_dim": 8, "attention_bias": True, "ffn": 40, "shared_ffn": 80},
+    ),
     "qwen3_5_with_vision": Case("qwen3_5", "the text part of a model that reads pictures", HYBRID | {"norm_eps": 1e-3}),
     "qwen3_5_moe_with_vision": Case(
         "qwen3_5_moe",

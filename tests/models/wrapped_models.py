@@ -31,6 +31,10 @@ LATENT |= {"qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 6, "num_
 LATENT |= {"topk_group": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
 KIMI_VISION = {"model_type": "kimi_k25_vision", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 KIMI_VISION |= {"intermediate_size": 32, "pos_emb_height": 4, "pos_emb_width": 4, "patch_size": 14}
+GLM_VISION = {"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
+GLM_VISION |= {"image_size": 28, "patch_size": 14}
+GLM_EXPERTS = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "attention_bias": True}
+GLM_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
 IMAGE_ID = 90
 # model_type -> the config.json of a small model
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -69,6 +73,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"image_token_id": IMAGE_ID, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93},
         "tie_word_embeddings": False,
     },
+    "glm4v_moe": {
+        "text_config": SHAPE | GLM_EXPERTS | {"model_type": "glm4v_moe_text", "rope_parameters": GLM_ROPE},
+        "vision_config": GLM_VISION | {"model_type": "glm4v_moe_vision"},
+        **{"image_token_id": IMAGE_ID, "video_token_id": 91, "image_start_token_id": 92, "image_end_token_id": 93},
+        **{"video_start_token_id": 94, "video_end_token_id": 95, "tie_word_embeddings": False},
+    },
     "qwen3_5": {
         "text_config": SHAPE | HYBRID | {"model_type": "qwen3_5_text", "rope_parameters": HYBRID_ROPE},
         "vision_config": PLAIN_VISION | {"model_type": "qwen3_5_vision"},
@@ -97,6 +107,9 @@ def wrapped(kind: str, changes: Mapping[str, Any] | None = None, text: Mapping[s
             norm = "norm" in name and "bias" not in name
             lacks = less * (norm and "linear_attn" not in name and "visual" not in name)
             parameter.copy_(torch.randn_like(parameter) * 0.1 + (norm and 1.0) - lacks)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.1)
     return model
 
 
@@ -110,6 +123,9 @@ def around(kind: str, config: Mapping[str, Any]) -> Any:
         half = (config.get("rotary_dim") or config["head_dim"]) // 2
         sections = {"mrope_section": [half // 2, half // 4, half - half // 2 - half // 4], "mrope_interleaved": True}
         fields["rope_parameters"] = {**fields["rope_parameters"], **sections}
+    if kind == "glm4v_moe":
+        half = (config.get("rotary_dim") or config["head_dim"]) // 2
+        fields["rope_parameters"]["mrope_section"] = [half // 2, half // 4, half - half // 2 - half // 4]
     changes = {key: VOCAB + 100 for key in CONFIGS[kind] if "_token_i" in key}  # no id of a prompt here is for pictures
     return wrapped(kind, changes | {"tie_word_embeddings": config["tied"]}, fields)
 

@@ -11,6 +11,16 @@ from roofline.ops.symbol import Type, WeightType
 torch = pytest.importorskip("torch", reason="ops' references are written in torch")
 
 
+def test_products_have_the_dtype_that_autocast_gives_them() -> None:
+    """As those of `linear` have: training in bf16 computes both so."""
+    x, w = torch.randn(3, 8), torch.randn(4 * 6, 8)
+    ids = torch.tensor([[0, 1], [2, 3], [1, 0]], dtype=torch.int32)
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = ops.expert_linear(x, ids, w, 4)
+        assert rows.dtype == ops.linear(x, w).dtype == torch.bfloat16
+    torch.testing.assert_close(rows.float(), ops.expert_linear(x, ids, w, 4), atol=0.1, rtol=0.02)
+
+
 def test_route_takes_the_largest_and_of_equals_the_lowest():
     weights, ids = ops.route(torch.tensor([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 3)
     assert ids.tolist() == [[1, 2, 3], [0, 1, 2]]

@@ -117,9 +117,9 @@ def test_rows_are_permuted_where_converters_do() -> None:
     configs |= {name: CASES[name].config for name in ("llama", "qwen2", "qwen3")} | {"mixtral": MIXTURE}
     for config in configs.values():
         form = form_of(config)
-        assert (form.rope_style == "interleaved") == (form.architecture in (*PAIRED, "glm4", "ernie4_5")), (
-            form.architecture
-        )
+        assert (form.rope_style == "interleaved") == (
+            form.architecture in (*PAIRED, "glm4", "ernie4_5", "ernie4_5-moe")
+        ), form.architecture
 
 
 Change = Callable[[dict[str, np.ndarray], dict[str, Any]], object]

@@ -149,6 +149,7 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "qwen3_next": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
     "dots1": {"norm_topk_prob": True, "n_shared_experts": 2},
     "glm4_moe": {"norm_topk_prob": False, "n_shared_experts": 2},
+    "glm4v_moe_text": {"norm_topk_prob": False, "n_shared_experts": 2, "attention_bias": False},
     "solar_open": {"norm_topk_prob": False, "n_shared_experts": 2},
     "sarvam_moe": {"norm_topk_prob": False, "n_shared_experts": 2, "routed_scaling_factor": 1.5, "use_qk_norm": False},
     "exaone_moe": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
@@ -173,7 +174,10 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 3},
-    **{kind: {"n_routed_experts": 4, "num_experts_per_tok": 2} for kind in ("glm4_moe", "solar_open", "sarvam_moe")},
+    **{
+        kind: {"n_routed_experts": 4, "num_experts_per_tok": 2}
+        for kind in ("glm4_moe", "glm4v_moe_text", "solar_open", "sarvam_moe")
+    },
     "mimo_v2_flash": {"n_routed_experts": 4, "num_experts_per_tok": 2, "v_head_dim": 16},
     "deepseek_v2": _LATENT | _LATENT_EXPERTS | {"head_dim": 8},
     **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe_lite"), _LATENT | _LATENT_EXPERTS),

@@ -56,6 +56,7 @@ OF_KIND: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}},
         {"rope_scaling": {**YARN, "partial_rotary_factor": 1.0}},
         {"use_qk_norm": True, "n_shared_experts": 2},
+        {"hidden_size": 82},
     ],
     "solar_open": [{"n_shared_experts": 2}, {"rope_scaling": {**YARN, "rope_theta": 5e4}}],
     "dots1": [
@@ -172,6 +173,8 @@ def test_every_spelling_is_read_as_transformers_reads_it_or_refused(kind: str) -
         assert mine.shared_ffn == shared * mine.ffn, changes
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * 4
         assert [mine.window(layer) > 0 for layer in range(4)] == [each == "sliding_attention" for each in kinds]
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        assert mine.head_dim == dim, changes
         turned, factor = frequencies(mine.rope)
         np.testing.assert_allclose(turned, rotary.inv_freq.to(torch.float64).numpy(), rtol=1e-5, err_msg=str(changes))
         assert factor == pytest.approx(rotary.attention_scaling)
@@ -190,6 +193,8 @@ def test_every_spelling_is_read_as_transformers_reads_it_or_refused(kind: str) -
             ConfigError,
             "num_local_experts: .* another name",
         ),
+        ("solar_open", {"first_k_dense_replace": 1}, UnsupportedError, "first_k_dense_replace = 1"),
+        ("solar_open", {"use_qk_norm": True}, UnsupportedError, "use_qk_norm = True"),
         ("olmoe", {"clip_qkv": 8.0}, UnsupportedError, "clip_qkv"),
         ("minimax_m2", {"attn_type_list": [1, 0, 1, 1]}, UnsupportedError, "attn_type_list"),
         ("minimax_m2", {"scoring_func": "softmax"}, UnsupportedError, "scoring_func = softmax"),

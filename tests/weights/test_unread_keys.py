@@ -15,7 +15,9 @@ SAME_AS = {"kimi_k2": "deepseek_v3"}  # files of a type that transformers knows 
 @pytest.mark.parametrize("kind", list(MODEL_TYPES))
 def test_all_that_transformers_writes_is_read_or_of_no_account(kind: str) -> None:
     transformers = pytest.importorskip("transformers", reason="what writes the files")
-    like = {"num_experts_per_tok": 6} if kind == "deepseek_v2" else {}
+    like = {"num_experts_per_tok": 6} if kind in ("deepseek_v2", "dots1") else {}
+    like |= {"n_routed_experts": 128, "n_shared_experts": 2} if kind == "dots1" else {}
+    like |= {"head_dim": 128} if kind in ("glm4_moe", "glm4v_moe_text") else {}  # by default 21 dimensions would turn
     config: dict[str, Any] = transformers.AutoConfig.for_model(SAME_AS.get(kind, kind), **like).to_dict()
     config["model_type"] = kind
     assert unread_keys(PATH, config) == []

@@ -143,7 +143,8 @@ def expert_linear(x: "Tensor | Q8Rows", ids: "Tensor", w: "Tensor", experts: int
     out = x.new_zeros(*ids.shape, matrices.shape[1])  # [tokens, top, out]
     for expert in torch.unique(ids).tolist():
         chosen = ids == expert
-        out = out.index_put((chosen,), parts[chosen] @ matrices[expert].T)
+        products = parts[chosen] @ matrices[expert].T
+        out = out.to(products.dtype).index_put((chosen,), products)  # which autocast may have in fewer bits
     return out.flatten(1)
 
 

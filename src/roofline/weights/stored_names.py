@@ -43,7 +43,7 @@ def stored_names(path: Path, dtypes: Mapping[str, str], config: JsonObject, stri
     """
     stored = StoredNames()
     table = files_of(config["family"]).NAMES
-    further = table.further_layers(dtypes, config["layers"])
+    further = table.further_layers(dtypes, config["layers"]) if table.hf_further else ()
     for name, dtype in dtypes.items():
         if name.startswith(further):
             stored.unused.append(name)

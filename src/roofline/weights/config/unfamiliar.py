@@ -103,6 +103,7 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         "mtp_num_hidden_layers",
     ),
     "glm4_moe": (*_SCORED, "attention_bias", "use_qk_norm", "first_k_dense_replace", "partial_rotary_factor"),
+    "glm4v_moe_text": (*_SCORED, "attention_bias", "first_k_dense_replace", "partial_rotary_factor"),
     "solar_open": (*_SCORED, "attention_bias"),
     "dots1": (*_SCORED, *_QWEN[2:], "sliding_window", "attention_bias", "first_k_dense_replace", "scoring_func"),
     "olmoe": (*_GATED, "attention_bias", "clip_qkv", *_EXPERTS[:2], "norm_topk_prob", "router_aux_loss_coef"),

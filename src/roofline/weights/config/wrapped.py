@@ -59,6 +59,8 @@ _QWEN35_MEDIA = {"image_token_id": 248056, "video_token_id": 248057}
 _QWEN35_MEDIA |= {"vision_start_token_id": 248053, "vision_end_token_id": 248054}
 _KIMI_MEDIA = {"image_token_id": 163605, "video_token_id": 163840}
 _KIMI_MEDIA |= {"vision_start_token_id": 163602, "vision_end_token_id": 163604}
+_GLM_MEDIA = {"image_token_id": 151363, "video_token_id": 151364, "image_start_token_id": 151339}
+_GLM_MEDIA |= {"image_end_token_id": 151340, "video_start_token_id": 151341, "video_end_token_id": 151342}
 WRAPPERS: Mapping[str, Wrapper] = {
     "gemma3": Wrapper(
         _TOWER,
@@ -79,6 +81,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "llava": Wrapper(_TOWER, "llama", any_text=True, tied=None, media={"image_token_index": 32000}),
     "qwen3_vl": Wrapper(("visual",), "qwen3_vl_text", any_text=False, tied=False, media=_QWEN_MEDIA),
     "qwen3_vl_moe": Wrapper(("visual",), "qwen3_vl_moe_text", any_text=False, tied=False, media=_QWEN_MEDIA),
+    "glm4v_moe": Wrapper(("visual",), "glm4v_moe_text", any_text=False, tied=None, media=_GLM_MEDIA),
     "qwen3_5": Wrapper(("visual", "mtp"), "qwen3_5_text", any_text=False, tied=False, media=_QWEN35_MEDIA),
     "qwen3_5_moe": Wrapper(("visual", "mtp"), "qwen3_5_moe_text", any_text=False, tied=False, media=_QWEN35_MEDIA),
 }

@@ -54,6 +54,7 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     fields = hf_fields.with_defaults(fields, _DEFAULTS)
     refuse_unless_neutral(fields, {**routed_fields.UNREAD, "route_norm": (True,)})
     routed_fields.pass_further(fields)
+    fields.get("enable_moe_fp32_combine", bool)  # in which dtype two sums are added
     honoured = ("attention_bias", "num_experts")
     ours = hf_fields.decoder(fields, "hy_v3", honoured, heads_by_default=False, eps=1e-5, theta=11_158_840.0)
     hf_fields.biases(fields, ours)

@@ -50,6 +50,7 @@ MODEL_TYPES = {
     "hunyuan_v1_dense": "hunyuan",
     "glm4_moe": "glm4_moe",
     "solar_open": "glm4_moe",
+    "glm4v_moe_text": "glm4_moe",
     "dots1": "dots1",
     "olmoe": "olmoe",
     "minimax_m2": "minimax_m2",

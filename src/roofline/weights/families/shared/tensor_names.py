@@ -157,8 +157,6 @@ class TensorNames:
     def further_layers(self, names: Iterable[str], layers: int) -> tuple[str, ...]:
         """What stands in Hugging Face's files before names of the layers that guess further tokens. layers: of the
         model."""
-        if not self.hf_further:
-            return ()
         pattern = re.compile(rf"{re.escape(self.hf_layers)}\.{_INDEX}\.{re.escape(self.hf_further)}\..+")
         numbers = {int(match[1]) for match in map(pattern.fullmatch, names) if match is not None}
         return tuple(f"{self.hf_layers}.{number}." for number in sorted(numbers) if number >= layers)
