@@ -89,6 +89,15 @@ FAMILIES = {
 FAMILIES |= {
     "deepseek": _MIXTURE | _LATENT | {"family": "deepseek", "shared_ffn": 96, "routed_scale": 2.5},
     "deepseek-latent": _MIXTURE | _LATENT | {"family": "deepseek", "shared_ffn": 96, "q_rank": 32, "latent": True},
+    "mimo2": _MIXTURE
+    | {
+        "family": "mimo2",
+        "window_kv_heads": 4,
+        "head_dim": 32,
+        "value_dim": 24,
+        "layer_windows": [9, 0],
+        "choice_bias": True,
+    },
     "youtu": builders.BASE | _LATENT | {"family": "youtu"},
     "minicpm3": builders.BASE | _LATENT | {"family": "minicpm3", "residual_multiplier": 0.5, "latent": True},
 }
@@ -105,15 +114,6 @@ REFUSED = {
     "Granite 4 with Mamba-2": builders.BASE | _SCANS | {"family": "granite_hybrid", "recurrent": [True, False]},
     "Nemotron-H": builders.BASE | _SCANS | {"family": "nemotron_h", "recurrent": [True, False]},
     "Falcon-H1": builders.BASE | _SCANS | {"family": "falcon_h1", "recurrent": [True, True], "positions": "rope"},
-    "MiMo-V2-Flash": _MIXTURE
-    | {
-        "family": "mimo2",
-        "window_kv_heads": 4,
-        "head_dim": 32,
-        "value_dim": 24,
-        "layer_windows": [9, 0],
-        "choice_bias": True,
-    },
 }
 # Likewise, of families that are divided otherwise.
 REFUSED_FORMS = {

@@ -150,9 +150,9 @@ def _over_heads(cfg: Config, w: Weights, q: Pair, rows: Pair, layer: int, batch:
     """The same in keys and values of all heads, which are made of the rows."""
     heads, plain, place = cfg.heads, cfg.plain_dim, cfg.cache_index(layer)
     kv = ops.linear(rows[1], w.kv_up.weight)  # [tokens, heads * (plain + value_dim)]
-    k = ops.join_heads(rows[0], ops.cut_heads(kv, heads, 0, plain), heads, shared=True)  # [tokens, heads * head_dim]
+    keys = ops.join_heads(rows[0], ops.cut_heads(kv, heads, 0, plain), heads, shared=True)  # [tokens, heads * head_dim]
     v = ops.cut_heads(kv, heads, plain, plain + cfg.head_dim)  # zeros behind value_dim: k and v are of one size
-    queries, k = _turned(cfg, ops.join_heads(*q, heads), k, heads, layer, batch)
+    queries, k = _turned(cfg, ops.join_heads(*q, heads), keys, heads, layer, batch)
     batch.cache = ops.kv_write(batch.cache, k, v, place)
     out = ops.attend(queries, batch.cache, place, heads, cfg.attention_scale)
     return ops.cut_heads(out, heads, 0, cfg.value_dim)
@@ -162,6 +162,6 @@ def _turned(cfg: Config, q: Value, k: Value, kv_heads: int, layer: int, batch: F
     """q and k by their positions."""
     table, factors = cfg.rope, cfg.query_factors(layer)
     q, k = ops.rope(q, batch.positions, table, cfg.heads), ops.rope(k, batch.positions, table, kv_heads)
-    if factors is not None:
-        q = ops.scale_by_position(q, batch.positions, factors.beta, factors.context, factors.offset)
-    return q, k
+    if factors is None:
+        return q, k
+    return ops.scale_by_position(q, batch.positions, factors.beta, factors.context, factors.offset), k

@@ -15,7 +15,7 @@ from roofline.ops.traits import Trait
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MOVED = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
+_MOVED = (Trait.ROW_WISE, Trait.HEAD_MOVE, Trait.WHOLE_VALUES)
 
 
 def _cut_type(call: Call) -> Type:

@@ -19,6 +19,7 @@ class Trait(Enum):
         "multiplies the rows of its first value with those matrices of its first weight that its second value names"
     )
     HEAD_PRODUCT = "multiplies each head of its first value with a matrix of its own, a part of its first weight's rows"
+    HEAD_MOVE = "with `heads` heads: a head of the result is made of the same heads of its values"
     WHOLE_VALUES = "its values are no views, so a linear that makes one of them is not merged with others"
     VIEW = "the result is some columns of the value, in the same memory"
     SCALES = "column i of the result is a multiple of the i-th element of its weights together"

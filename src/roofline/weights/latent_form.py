@@ -40,8 +40,8 @@ def latent_form(checkpoint: Checkpoint, latent: bool) -> Checkpoint:
         if part not in (TOGETHER, KEYS, VALUES):
             infos[name] = info
         elif part in (TOGETHER, KEYS):
-            for written, read in change(checkpoint, before):
-                infos[written.name], sources[written.name] = written, read
+            for written, source in change(checkpoint, before):
+                infos[written.name], sources[written.name] = written, source
 
     @lru_cache(2)  # packing reads a matrix once for each of its heads
     def made(name: str) -> np.ndarray:

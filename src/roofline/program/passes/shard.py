@@ -29,7 +29,6 @@ from roofline.program.passes.divide import Heads, Range, divide_columns, divide_
 # Ops that write state: which part of it, and along which axis of that part ranks have shares.
 _STATE_PARTS = {"causal_conv": (COLUMNS, 1), "delta_rule": (MATRIX, 0)}
 _ALONE = "tensor_parallel=1"
-_BY_OWN_HEADS = ("cut_heads", "join_heads")  # columns of each head
 Names = tuple[str, ...]
 Cut = tuple[Range, ...]  # the columns of a value that a rank has, in ascending order
 
@@ -145,7 +144,7 @@ class _Cuts:
             heads = self.heads[instr.output.name].heads
             self.rows |= dict.fromkeys(instr.weights, (heads,))  # a number for each head: its sink
             cut = None if cut is None else _columns_of_heads(heads, self._types[instr.inputs[1]].trailing[1])
-        elif cut is not None and instr.op in _BY_OWN_HEADS:
+        elif cut is not None and instr.has(Trait.HEAD_MOVE):
             self._own_heads(instr, cut)
             return
         elif instr.op == "split" and cut is not None:
@@ -342,7 +341,7 @@ class _Writer:
         if instr.op == "delta_rule" and values is not None and cut is not None:
             (first, last), (first_key, last_key) = values.heads, values.kv_heads
             return {"value_heads": last - first, "key_heads": last_key - first_key}
-        if cut is not None and (instr.has(Trait.BY_HEAD, Trait.HEAD_PRODUCT) or instr.op in _BY_OWN_HEADS):
+        if cut is not None and instr.has(Trait.BY_HEAD, Trait.HEAD_MOVE, Trait.HEAD_PRODUCT):
             part = sum(stop - start for start, stop in cut)
             return {"heads": int(instr.attr("heads")) * part // instr.output.type.width}
         return {}
@@ -385,7 +384,7 @@ def _headed(program: Program, op: str, *traits: Trait) -> dict[str, Instr]:
     """Values whose columns are those of the heads of an op, which ops with one of the traits pass on, with that op."""
     sources: dict[str, Instr] = {}
     for instr in program.body:
-        passes = instr.has(*traits) or instr.op == "cut_heads"
+        passes = instr.has(*traits, Trait.HEAD_MOVE)
         before = [sources[name] for name in instr.inputs if name in sources] if passes else []
         if instr.op == op or before:
             sources[instr.output.name] = instr if instr.op == op else before[0]

@@ -27,7 +27,7 @@ def model_config(section: ModelSection, length: int) -> JsonObject:
     elif section.name == "hf_causal_lm":
         # Of weights that are read, they may say that the head is not the embedding.
         opened = dict(open_checkpoint(files(section)).config) if section.pretrained else read_config(files(section))
-        config = latent_config(opened, latent=False)
+        config = dict(latent_config(opened, latent=False))
         if section.pretrained and section.config_overrides:
             raise ConfigError(
                 "model.config_overrides change a shape that pretrained weights have: set pretrained=false"

@@ -104,7 +104,7 @@ def local_config(cfg: ModelConfig, ranks: TensorRanks) -> ModelConfig:
     if ranks.size > 1 and cfg.state_parts:
         reason = "layers that keep recurrent state are trained whole on each rank"
         raise UnsupportedError(f"tensor_parallel={ranks.size} of a {cfg.family} model", reason, ("fsdp",))
-    if ranks.size > 1 and getattr(cfg, "kv_rank", 0):
+    if ranks.size > 1 and hasattr(cfg, "kv_rank"):
         reason = "attention over compressed rows, parts of which all heads share, is trained whole on each rank"
         raise UnsupportedError(f"tensor_parallel={ranks.size} of a {cfg.family} model", reason, ("fsdp",))
     sizes = cfg.layers_by(lambda n: (cfg.kv_shape(n), cfg.heads_of(n), cfg.ffn_of(n), cfg.kv_source(n) == n))

@@ -80,7 +80,14 @@ WRAPPERS: Mapping[str, Wrapper] = {
         (*_GEMMA4, "vision_embedder"), "gemma4_unified_text", any_text=False, tied=True, media=_GEMMA4_MEDIA
     ),
     "mistral3": Wrapper(_TOWER, "mistral", any_text=True, tied=True, media={"image_token_index": 10}),
-    "kimi_k25": Wrapper(("vision_tower", "mm_projector"), "deepseek_v3", any_text=True, tied=True, media=_KIMI_MEDIA),
+    "kimi_k25": Wrapper(
+        ("vision_tower", "mm_projector"),
+        "deepseek_v3",
+        any_text=True,
+        tied=True,
+        media=_KIMI_MEDIA,
+        spellings=(("language_model.model.blocks.", "model.layers."), *SPELLINGS),  # as transformers saves it again
+    ),
     "llava": Wrapper(_TOWER, "llama", any_text=True, tied=None, media={"image_token_index": 32000}),
     "qwen3_vl": Wrapper(("visual",), "qwen3_vl_text", any_text=False, tied=False, media=_QWEN_MEDIA),
     "qwen3_vl_moe": Wrapper(("visual",), "qwen3_vl_moe_text", any_text=False, tied=False, media=_QWEN_MEDIA),

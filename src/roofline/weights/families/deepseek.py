@@ -131,8 +131,7 @@ def from_hf(fields: Fields, model_type: str) -> Config:
 def _dense(fields: Fields, kind: _MixtureType, layers: int) -> list[int]:
     """The layers without experts."""
     if not kind.kinds:
-        first = fields.get("first_k_dense_replace", int, 0)
-        return routed_fields.first_layers(fields, "first_k_dense_replace", first, layers)
+        return routed_fields.first_layers(fields, "first_k_dense_replace", 0, layers)
     dense = routed_fields.layers_of_kind(fields, layers, [0])
     if (first := fields.get("first_k_dense_replace", int)) is not None and dense != list(range(first)):
         fields.refuse("first_k_dense_replace", f"{first} is not read: mlp_layer_types has {dense} without experts")

@@ -14,7 +14,7 @@ from roofline.weights.families.shared.tensor_names import MLP, NORMS, TensorName
 
 # llama.cpp has the matrix of keys and values of all heads in one, as Hugging Face's files have it.
 NAMES = TensorNames(NORMS | MLP | latent_fields.ATTENTION | {"attn.k_up": ("", ""), "attn.v_up": ("", "")})
-_DEFAULTS = {"num_key_value_heads": 40, "kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64}
+_DEFAULTS: Config = {"num_key_value_heads": 40, "kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64}
 _DEFAULTS |= {"qk_rope_head_dim": 32, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 _MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "head_divisor")
 _FIXED = (12.0, 1.4, 256)  # what llama.cpp takes, whatever a file says

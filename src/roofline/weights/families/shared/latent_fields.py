@@ -111,10 +111,24 @@ _SHARP, _SCALE, _LENGTH = (
     "attention.temperature_scale",
     "attention.temperature_length",
 )
-GGUF_KEYS = (_KV_RANK, _Q_RANK, _KEY, _VALUE, f"{_KEY}_mla", f"{_VALUE}_mla", "rope.dimension_count", _SHARP)
+GGUF_KEYS: tuple[str, ...] = (
+    _KV_RANK,
+    _Q_RANK,
+    _KEY,
+    _VALUE,
+    f"{_KEY}_mla",
+    f"{_VALUE}_mla",
+    "rope.dimension_count",
+    _SHARP,
+)
 GGUF_KEYS += (_SCALE, _LENGTH)
 # Of files without experts, which llama.cpp reads as if there were some behind the last layer.
-GGUF_DENSE = ("leading_dense_block_count", "expert_feed_forward_length", "expert_shared_count", "expert_weights_norm")
+GGUF_DENSE: tuple[str, ...] = (
+    "leading_dense_block_count",
+    "expert_feed_forward_length",
+    "expert_shared_count",
+    "expert_weights_norm",
+)
 GGUF_DENSE += ("expert_weights_scale", "expert_gating_func")
 
 
