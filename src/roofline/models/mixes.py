@@ -94,7 +94,7 @@ def formats_of(mix: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str
 
 def stays_float(name: str) -> bool:
     """Whether a matrix is F32 in every kind of file: scores of a router, the scale of a shared expert, positions, taps
-    of a convolution, rates of a scan; of Gemma 3n and 4 what makes the inputs of layers, and what is between streams."""
+    of a convolution, rates of a scan; of Gemma 3n and 4 what makes inputs of layers, and what is between streams."""
     parts = (".router.", ".altup.", ".laurel.", "stream_in.", "stream_out.", "layer_projection.", "positions.weight")
     small = name.endswith((".shared.scale.weight", ".conv.weight", ".a_log.weight"))
     return small or any(part in name for part in parts)

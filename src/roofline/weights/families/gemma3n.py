@@ -5,15 +5,14 @@ which gates are cut off in place of the parts that are.
 """
 
 import math
-from collections.abc import Mapping
 from statistics import NormalDist
-from typing import Any
 
 from roofline.common.fields import Fields, describe, has_type
 from roofline.weights.families.gemma4 import LAYER, LAYER_INPUTS_TOP, cap_of, layer_inputs, shares_keys, sharing_of
 from roofline.weights.families.shared import gguf_fields, hf_fields, layer_kinds
 from roofline.weights.families.shared.canonical import Config, check_integer, checked, refuse_unless_neutral
 from roofline.weights.families.shared.tensor_names import TOP, JoinedRows, TensorNames
+from roofline.weights.files.mapped import JsonObject
 
 _STREAMS = 32  # at most
 _MATRICES = {
@@ -28,7 +27,7 @@ def joined(config: Config) -> dict[str, JoinedRows]:
     return {ours: [(f"{ours}.{n}", range(width)) for n in numbers] for ours in _MATRICES}
 
 
-def is_spare(config: Mapping[str, Any], name: str) -> bool:
+def is_spare(config: JsonObject, name: str) -> bool:
     """Whether a parameter is one of keys and values that a layer does not have, or of a stream that is not scaled."""
     return shares_keys(config, name) or ("altup.scale." in name and not config.get("scales_active", True))
 

@@ -5,9 +5,6 @@ published files, which nobody reads. GGUF's have a tensor of what the frequencie
 without a window: 1 where they turn, a number beyond all positions where they do not.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from roofline.common.errors import UnsupportedError
@@ -33,6 +30,7 @@ from roofline.weights.families.shared.tensor_names import (
     TensorNames,
     layer_part,
 )
+from roofline.weights.files.mapped import JsonObject
 
 # Of all layers together, and of each layer, what it takes in beside the rows of the one before.
 LAYER_INPUTS_TOP = {
@@ -70,7 +68,7 @@ def joined(config: Config) -> dict[str, JoinedRows]:
     return {"mlp.experts.gate_up": rows} if experts else {}
 
 
-def shares_keys(config: Mapping[str, Any], name: str) -> bool:
+def shares_keys(config: JsonObject, name: str) -> bool:
     """Whether a parameter is one of the keys and values of a layer that reads those of another one."""
     before, part = layer_part(name)
     shared = ("attn.k", "attn.v", "attn.k_norm", "attn.v_norm")

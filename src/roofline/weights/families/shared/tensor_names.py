@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from roofline.weights.files.mapped import JsonObject
 from roofline.weights.quantised.method import TensorSource
 
 _INDEX = r"(0|[1-9][0-9]{0,5})"  # no leading zeros: two spellings of one layer would be two names for one parameter
@@ -145,7 +146,7 @@ class TensorNames:
     hf_guessing: str = ""
     hf_guessing_key: str = ""
     stacked: Collection[str] = ()
-    spare: Callable[[Mapping[str, Any], str], bool] = lambda config, name: False
+    spare: Callable[[JsonObject, str], bool] = lambda config, name: False
     gguf_negated: Collection[str] = ()
     gguf_joined: Collection[str] = ()
     gguf_stacked: Collection[str] = ()
