@@ -240,10 +240,12 @@ def scans(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarra
 SCAN_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16}
 GRANITE_KEYS: dict[str, Any] = {"rope.dimension_count": 16, "embedding_scale": 6.0, "residual_scale": 0.3}
 GRANITE_KEYS |= {"attention.scale": 0.11, "logit_scale": 1.7, "expert_count": 6, "expert_used_count": 3}
-SCAN_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, RMS: 1e-4}
-SCAN_KEYS |= {"ssm.time_step_rank": 8, "ssm.inner_size": 128}
-GRANITE_SCANS = GRANITE_KEYS | SCAN_KEYS | {"attention.head_count_kv": [0, 0, 2, 0], "rope.scaling.finetuned": False}
-NEMOTRON_KEYS = {key: value for key, value in SCAN_KEYS.items() if key != RMS} | {LAYER: 1e-4}
+HYBRID_SCAN_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, RMS: 1e-4}
+HYBRID_SCAN_KEYS |= {"ssm.time_step_rank": 8, "ssm.inner_size": 128}
+GRANITE_SCANS = (
+    GRANITE_KEYS | HYBRID_SCAN_KEYS | {"attention.head_count_kv": [0, 0, 2, 0], "rope.scaling.finetuned": False}
+)
+NEMOTRON_KEYS = {key: value for key, value in HYBRID_SCAN_KEYS.items() if key != RMS} | {LAYER: 1e-4}
 NEMOTRON_KEYS |= {"attention.key_length": 16, "attention.value_length": 16}
 GGUF_CASES = {
     "gemma2": GgufCase(
@@ -326,7 +328,7 @@ GGUF_CASES = {
         | {"expert_group_count": 1, "moe_latent_size": 32},
         nemotron,
     ),
-    "falcon_h1": GgufCase("falcon-h1", FALCON | PARTS, SCAN_KEYS | {"vocab_size": 96}, with_products),
+    "falcon_h1": GgufCase("falcon-h1", FALCON | PARTS, HYBRID_SCAN_KEYS | {"vocab_size": 96}, with_products),
     "ministral3": GgufCase(
         "mistral3",
         CASES["ministral3"].config | {"rope_scaling": SHARP | {"mscale_all_dim": 0.5}},
