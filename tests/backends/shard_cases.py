@@ -63,18 +63,21 @@ FAMILIES = {
     "gpt_oss": _MIXTURE
     | {"family": "gpt_oss", "layer_windows": [9, 0], "attention_bias": True, "output_bias": True, "swiglu_limit": 0.7},
 }
-_SCANS = {"inner": 128, "scan_heads": 8, "states": 16, "positions": "none"}
+_HYBRID_SCANS = {"inner": 128, "scan_heads": 8, "states": 16, "positions": "none"}
+_SCANS = builders.BASE | {"heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "inner": 64}
+_SCANS |= {"recurrent": [True] * builders.BASE["layers"], "states": 8}
 # Families that no pass divides, by their names in docs/how-to/parallel.md.
 REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
     "Qwen3.5 and Qwen3-Next": builders.HYBRID,
-    "Granite 4 with Mamba-2": builders.BASE | _SCANS | {"family": "granite_hybrid", "recurrent": [True, False]},
-    "Nemotron-H": builders.BASE | _SCANS | {"family": "nemotron_h", "recurrent": [True, False]},
-    "Falcon-H1": builders.BASE | _SCANS | {"family": "falcon_h1", "recurrent": [True, True], "positions": "rope"},
-    "Mamba and Mamba-2": builders.BASE
-    | {"family": "mamba2", "heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "inner": 64}
-    | {"recurrent": [True] * builders.BASE["layers"], "states": 8, "scan_heads": 4},
+    "Granite 4 with Mamba-2": builders.BASE | _HYBRID_SCANS | {"family": "granite_hybrid", "recurrent": [True, False]},
+    "Nemotron-H": builders.BASE | _HYBRID_SCANS | {"family": "nemotron_h", "recurrent": [True, False]},
+    "Falcon-H1": builders.BASE
+    | _HYBRID_SCANS
+    | {"family": "falcon_h1", "recurrent": [True, True], "positions": "rope"},
+    "Mamba": _SCANS | {"family": "mamba", "rank": 4},
+    "Mamba-2": _SCANS | {"family": "mamba2", "scan_heads": 4},
     "LFM2": builders.BASE | {"family": "lfm2", "qk_norm": True, "recurrent": [True, False]},
     "DeepSeek-V2": _MIXTURE
     | {"family": "deepseek", "kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "interleaved"}

@@ -187,8 +187,8 @@ def test_modules_that_stay_as_they_are_are_named_as_in_the_whole_model() -> None
 def test_a_text_part_that_is_missing_or_unknown_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"config\.json: text_config: is missing"):
         from_hf(PATH, {"model_type": "gemma3"})
-    with pytest.raises(UnsupportedError, match="model_type 'mamba'"):
-        from_hf(PATH, {"model_type": "mistral3", "text_config": {"model_type": "mamba"}})
+    with pytest.raises(UnsupportedError, match="model_type 'rwkv'"):
+        from_hf(PATH, {"model_type": "mistral3", "text_config": {"model_type": "rwkv"}})
 
 
 def test_attention_to_what_follows_is_refused_but_among_pictures() -> None:
