@@ -257,7 +257,7 @@ def nemotron(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.nda
         return [(f"blk.{layer_of(name)}.ffn_{part}_exps.weight", values)]
     if name.endswith("e_score_correction_bias"):
         return [(f"blk.{layer_of(name)}.exp_probs_b.bias", values)]
-    made = of_scans(name, values, config)
+    made = of_scans(name, in_pairs(name, values, config), config)
     return [(name, made)] if isinstance(made, np.ndarray) else made
 
 

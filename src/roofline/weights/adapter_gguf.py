@@ -27,7 +27,8 @@ from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.files.output import new_file
 
 # Architectures whose rows of q and k converters permute.
-PAIRED = ("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee")
+PAIRED: tuple[str, ...] = ("llama", "granite", "granitemoe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+PAIRED += ("smollm3", "mistral3", "arcee")
 TILED = ("qwen35", "qwen35moe")  # architectures whose value heads converters move
 _TENSOR = re.compile(r"(?P<matrix>[\w.]{1,200})\.lora_(?P<part>[ab])")
 _FORMATS = ("F32", "F16", "BF16", "Q8_0")

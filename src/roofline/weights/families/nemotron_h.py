@@ -204,7 +204,8 @@ _UNREAD = (gguf_fields.EPSILON, "rope.scaling.finetuned", "expert_gating_func", 
 
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration: layers of which files say a width of the MLP are one, or experts; those of which
-    they say 0 heads of keys besides are scans. Nothing turns, whatever files say of rope."""
+    they say 0 heads of keys besides are scans. Nothing turns, whatever files say of rope; converters permute the rows
+    of q and k all the same."""
     fields, further = model.fields, model.fields.get("nextn_predict_layers", int, 0)
     layers = fields.need("block_count", int) - further
     widths, heads = _by_layer(fields, _FFN, layers), _by_layer(fields, _HEADS, layers)
@@ -215,7 +216,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     refuse_unless_neutral(fields, {"expert_gating_func": (0, 2), _COUNT: (1,)})
     epsilon = gguf_fields.RMS_EPSILON if gguf_fields.RMS_EPSILON in fields.values else gguf_fields.EPSILON
     honoured = (*_GGUF, *_UNREAD, *turning)
-    config = gguf_fields.read(plain, "nemotron_h", "half", honoured, epsilon)
+    config = gguf_fields.read(plain, "nemotron_h", "interleaved", honoured, epsilon)
     if len({*widths, 0}) > 2 or len({*heads, 0}) > 2:
         fields.refuse(_FFN, f"or {_HEADS} has several numbers above 0")
     inner = [i for i, width in enumerate(widths) if width]
@@ -259,13 +260,13 @@ def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     if not scans.has_gguf_form(config) or (sparse and not config.get("shared_ffn")):
         return None
     kinds, inner = _kinds_of(config), config["ffn"]
-    keys = scans.gguf_keys(config) | {"rope.dimension_count": None}
+    keys = scans.gguf_keys(config) | {"rope.scaling.finetuned": False}
     keys |= {_FFN: [inner if kind in (_DENSE, _SPARSE) else 0 for kind in kinds], "rope.freq_base": None}
     keys |= {_HEADS: [config["kv_heads"] if kind == _ATTENTION else 0 for kind in kinds]}
     if not sparse:
-        return gguf_fields.GgufForm("nemotron_h", "half", keys, gguf_fields.EPSILON)
+        return gguf_fields.GgufForm("nemotron_h", "interleaved", keys, gguf_fields.EPSILON)
     keys |= experts_to_gguf(config) | {_EACH: inner, _SHARED: config["shared_ffn"], _COUNT: 1}
     keys |= {_NORM: config.get("renormalise", True), _SCALE: config.get("routed_scale", 1.0)}
     keys |= dict.fromkeys(_GROUPS, 1)
     keys |= {_LATENT: config["latent"]} if config.get("latent") else {}
-    return gguf_fields.GgufForm("nemotron_h_moe", "half", keys, gguf_fields.EPSILON)
+    return gguf_fields.GgufForm("nemotron_h_moe", "interleaved", keys, gguf_fields.EPSILON)
