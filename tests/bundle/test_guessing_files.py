@@ -25,6 +25,7 @@ from roofline.models.registry import configure
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint
 from roofline.weights.config.unread_keys import unread_keys
 from roofline.weights.files.safetensors import SafetensorsFile
+from roofline.weights.latent_form import latent_form
 from roofline.weights.random_weights import random_checkpoint
 from tests.bundle.test_guessing import GREEDY, MIXED, MTP, answers
 from tests.models.guessing_models import GuessingModel, guessing_model
@@ -47,6 +48,7 @@ def folder(judge: GuessingModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def same(one: Checkpoint, other: Checkpoint) -> None:
     """Assert that two checkpoints have the same numbers in their layers that guess."""
+    one, other = latent_form(one, latent=True), latent_form(other, latent=True)
     assert one.guessing
     assert other.guessing
     pair = guessing_layer(*configure(one.config))
@@ -55,7 +57,10 @@ def same(one: Checkpoint, other: Checkpoint) -> None:
         assert np.array_equal(one.parameter(param), other.parameter(param)), param.name
 
 
-@pytest.mark.parametrize("config", [MIXED, MIXTURE, MIXTURE | {"family": "qwen3_next"}])
+@pytest.mark.parametrize(
+    "config",
+    [MIXED, MIXTURE, MIXTURE | {"family": "qwen3_next"}, *(CASES[name].config for name in ("glm4_moe", "deepseek_v3"))],
+)
 def test_there_and_back_a_layer_has_its_numbers(config: dict[str, Any], tmp_path: Path) -> None:
     judge = guessing_model(config)
     folder, file, back = judge.save(tmp_path / "model"), tmp_path / "model.gguf", tmp_path / "back"

@@ -27,9 +27,14 @@ class GuessingModel:
     def published(self) -> dict[str, torch.Tensor]:
         """The tensors of the layer under the names of published files."""
         tensors = {}
+        text = self.model.config.get_text_config()
+        within = "" if "qwen" in text.model_type else f"model.layers.{text.num_hidden_layers}"
         for name, tensor in self.layer.layers[0].state_dict().items():
             part, _, rest = name.partition(".")
             theirs_name = f"mtp.{_TOP[part]}.{rest}" if part in _TOP else f"mtp.layers.0.{rest}"
+            if within:  # counted on behind the model's
+                module = {"post_norm": "shared_head.norm", "mtp_block": ""}.get(part, part)
+                theirs_name = ".".join(filter(None, (within, module, rest)))
             tensors[theirs_name] = tensor.contiguous().clone()
         return tensors
 

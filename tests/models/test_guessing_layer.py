@@ -17,7 +17,7 @@ IDS = [(7 * i + 5) % 90 for i in range(37)]
 PAGES = [3, 0, 2, 1]
 
 
-@pytest.mark.parametrize("case", ["qwen3_5", "qwen3_5_groups", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("case", ["qwen3_5", "qwen3_5_groups", "qwen3_5_moe", "qwen3_next", "glm4_moe", "deepseek_v3"])
 def test_a_layer_guesses_what_transformers_does(case: str, tmp_path: Path) -> None:
     """From the model's rows, then from its own, in float32 to 1e-5."""
     judge = guessing_model(CASES[case].config)

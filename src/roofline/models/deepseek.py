@@ -42,6 +42,9 @@ class Config(latent.Config, routed.Config):
         return PositionFactors(self.query_beta, self.query_context) if self.query_beta else None
 
 
+guessing = routed.guessing
+
+
 def spec(cfg: Config) -> tuple[Param, ...]:
     """The parameters, in the order of use."""
     return latent.with_attention(cfg, routed.spec(cfg))

@@ -77,6 +77,12 @@ def check(cfg: Config) -> None:
     llama.check_rope(cfg)
 
 
+def guessing(cfg: Config) -> Config:
+    """The configuration of a layer that guesses (`models.mtp`): it has experts."""
+    one: Config = replace(cfg, layers=1, dense=(), layer_windows=cfg.layer_windows[-1:], turning=cfg.turning[-1:])
+    return one
+
+
 def spec(cfg: Config) -> tuple[Param, ...]:
     """Qwen's table with a router and experts where the MLP was, but for dense layers."""
     sparse = tuple(layer for layer in range(cfg.layers) if layer not in cfg.dense)

@@ -35,7 +35,7 @@ def latent_form(checkpoint: Checkpoint, latent: bool) -> Checkpoint:
         return checkpoint  # is made of its configuration
     infos, sources = dict[str, TensorInfo](), dict[str, Callable[[], np.ndarray]]()
     change = _apart if latent else _together
-    for name, info in checkpoint.tensors.items():
+    for name, info in {**checkpoint.tensors, **checkpoint.guessing}.items():
         before, part = layer_part(name)
         if part not in (TOGETHER, KEYS, VALUES):
             infos[name] = info
@@ -50,7 +50,12 @@ def latent_form(checkpoint: Checkpoint, latent: bool) -> Checkpoint:
     def read(name: str) -> np.ndarray:
         return made(name) if name in sources else checkpoint.read(name)
 
-    return replace(checkpoint, tensors=infos, config=latent_config(config, latent), bytes_of=read)
+    further = {layer_part(name)[0] for name in checkpoint.guessing}
+    guessing = {name: info for name, info in infos.items() if layer_part(name)[0] in further}
+    together = checkpoint.guessing.keys() <= checkpoint.tensors.keys()  # as a file that is written has them
+    tensors = infos if together else {name: info for name, info in infos.items() if name not in guessing}
+    changed = latent_config(config, latent)
+    return replace(checkpoint, tensors=tensors, config=changed, bytes_of=read, guessing=guessing)
 
 
 def latent_format(name: str, format_of: Callable[[str], str]) -> str:
@@ -68,7 +73,7 @@ Made = tuple[TensorInfo, Callable[[], np.ndarray]]
 
 def _apart(checkpoint: Checkpoint, before: str) -> list[Made]:
     """The matrices of keys and of values of a layer whose file has them together."""
-    info, config = checkpoint.tensors[f"{before}{TOGETHER}.weight"], checkpoint.config
+    info, config = checkpoint.info(f"{before}{TOGETHER}.weight"), checkpoint.config
     heads, plain, value, rank = _sizes(config)
 
     def rows(first: int, last: int) -> np.ndarray:
@@ -99,7 +104,7 @@ def _apart(checkpoint: Checkpoint, before: str) -> list[Made]:
 
 def _together(checkpoint: Checkpoint, before: str) -> list[Made]:
     """The inverse; in float32 where they are in different formats, or in one of blocks."""
-    k_info, v_info = (checkpoint.tensors[f"{before}{part}.weight"] for part in (KEYS, VALUES))
+    k_info, v_info = (checkpoint.info(f"{before}{part}.weight") for part in (KEYS, VALUES))
     heads, plain, value, rank = _sizes(checkpoint.config)
     form = k_info.format if k_info.format == v_info.format and k_info.format in _NUMBERS else "F32"
 

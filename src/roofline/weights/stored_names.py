@@ -47,17 +47,18 @@ def stored_names(path: Path, dtypes: Mapping[str, str], config: JsonObject, stri
     table = files_of(config["family"]).NAMES
     further = table.further_layers(dtypes, config["layers"]) if table.hf_further else ()
     for name, dtype in dtypes.items():
-        if name.startswith(further):
+        is_further = name.startswith(further)
+        counted = table.counted_on(name, config["layers"]) if is_further or table.hf_guessing else None
+        guessing = names.from_hf(config["family"], counted) if counted is not None else None
+        if guessing is not None and dtype in formats.FORMATS:
+            stored.guessing[guessing] = name
+            continue
+        if is_further:
             stored.unused.append(name)
             continue
         if names.HF_BUFFERS.fullmatch(name) or not table.reads_hf(name):
             continue
         field_name = f"tensor {shorten(name)!r}"
-        counted = table.counted_on(name, config["layers"])
-        guessing = names.from_hf(config["family"], counted) if counted is not None else None
-        if guessing is not None and dtype in formats.FORMATS:
-            stored.guessing[guessing] = name
-            continue
         canonical = names.from_hf(config["family"], name)
         if canonical is None:
             if strict or "head" not in table.top or table.is_inside(name):

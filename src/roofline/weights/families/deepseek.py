@@ -1,7 +1,7 @@
 """Files of DeepSeek-V2 and V3, and of Kimi K2, GLM-4.7-Flash and Mistral 4, which are the latter but for defaults, the
 router and what queries are multiplied by.
 
-Layers that guess further tokens stand behind the last of the model, and are not read.
+A layer that guesses further tokens may stand behind the last of the model.
 """
 
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from roofline.weights.families.shared.canonical import Config, checked, refuse_u
 from roofline.weights.families.shared.experts import EACH_EXPERT, EXPERTS
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import CHOICE_BIAS, FURTHER, SHARED_EXPERTS, GgufRouter, RouterKeys
-from roofline.weights.families.shared.tensor_names import MLP, NORMS, TensorNames
+from roofline.weights.families.shared.tensor_names import GUESSING, MLP, NORMS, TensorNames
 
 NAMES = TensorNames(
     NORMS
@@ -23,10 +23,12 @@ NAMES = TensorNames(
     | EACH_EXPERT
     | SHARED_EXPERTS
     | latent_fields.ATTENTION
+    | GUESSING
     | {"mlp.router": ("ffn_gate_inp", "mlp.gate")},
     bare=CHOICE_BIAS,
     hf_apart=stacked_experts_apart,
     hf_further=FURTHER,
+    hf_guessing_key="num_nextn_predict_layers",
 )
 
 

@@ -1,7 +1,7 @@
 """Files of GLM-4.5 to 4.7, of the text part of GLM-4.5V and 4.6V, which is the same (see `qwen`), and of Solar Open,
 which has neither norms of q and k nor dense layers.
 
-Layers that guess further tokens stand behind the last of the model, and are not read.
+A layer that guesses further tokens may stand behind the last of the model.
 """
 
 from roofline.common.fields import Fields
@@ -11,13 +11,14 @@ from roofline.weights.families.shared import gguf_fields, hf_fields, routed_fiel
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import CHOICE_BIAS, FURTHER, LAYER, GgufRouter, RouterKeys
-from roofline.weights.families.shared.tensor_names import TensorNames
+from roofline.weights.families.shared.tensor_names import GUESSING, TensorNames
 
 NAMES = TensorNames(
-    LAYER | {"mlp_norm": ("post_attention_norm", "post_attention_layernorm")},
+    LAYER | GUESSING | {"mlp_norm": ("post_attention_norm", "post_attention_layernorm")},
     bare=CHOICE_BIAS,
     hf_apart=stacked_experts_apart,
     hf_further=FURTHER,
+    hf_guessing_key="num_nextn_predict_layers",
 )
 _GLM, _VISION, _SOLAR = "glm4_moe", "glm4v_moe_text", "solar_open"
 _DEFAULTS: dict[str, Config] = {
