@@ -102,7 +102,7 @@ FAMILIES |= {
     "minicpm3": builders.BASE | _LATENT | {"family": "minicpm3", "residual_multiplier": 0.5, "latent": True},
 }
 _SCANS = {"inner": 128, "scan_heads": 8, "states": 16, "positions": "none"}
-_ONLY_SCANS = builders.BASE | {"heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "inner": 64}
+_ONLY_SCANS = builders.BASE | {"heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "inner": 128}
 _ONLY_SCANS |= {"recurrent": [True] * builders.BASE["layers"], "states": 8}
 # Families that no pass divides, by their names in docs/how-to/parallel.md.
 REFUSED = {
