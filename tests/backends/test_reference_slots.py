@@ -12,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "program"))  # program_builde
 import program_builders as builders
 
 from roofline import ops
-from roofline.common.errors import UnsupportedError
 from roofline.ops.batch import NO_SLOT, Batch, BatchLimits, Segment, StateMove
 from roofline.program.compile import compile_program
 from roofline.program.ir import Share, StateGroup
@@ -175,9 +174,3 @@ def test_stages_have_the_state_of_their_layers(hybrid):
             out.append(part.run({name: rows[start:stop] for name, rows in carried.items()}))
         carried = {program.outputs[0]: torch.cat(out)}
     assert np.array_equal(torch.cat(out).numpy(), expected)
-
-
-def test_layers_with_state_are_divided_among_no_ranks(hybrid):
-    model, _ = hybrid
-    with pytest.raises(UnsupportedError, match="under tensor_parallel"):
-        compile_program(model.family, model.cfg, model.tensors, CPU, share=Share(0, 2))

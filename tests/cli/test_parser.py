@@ -63,7 +63,7 @@ def test_groups_get_the_options_that_they_declare_and_shared_ones_go_to_all() ->
         (["x", "--seed", "--raw"], "--seed needs a value"),
         (["x", "--raw=1"], "--raw takes no value"),
         (["x", "--temperature", "nan"], "--temperature=nan cannot be used"),
-        (["x", "--speculate", "ngramm"], "choose one of off, ngram, draft; did you mean 'ngram'"),
+        (["x", "--speculate", "ngramm"], "choose one of off, ngram, draft, mtp; did you mean 'ngram'"),
         (["x", "--offload", "some"], "give a whole number of layers, at least 0, or 'auto'"),
     ],
 )

@@ -236,7 +236,9 @@ def test_what_cannot_be_computed_part_by_part_is_refused_by_name() -> None:
     # Columns of heads that no rank has whole.
     cut = Instr("cut_heads", down.inputs, (), {"heads": 1, "start": 0, "stop": 128}, (normed,))
     body = [j for i in program.body for j in ((cut, replace(i, inputs=("normed",))) if i is down else (i,))]
-    with pytest.raises(UnsupportedError, match="cut_heads under tensor_parallel is not supported: its result is cut inside a head"):
+    with pytest.raises(
+        UnsupportedError, match="cut_heads under tensor_parallel is not supported: its result is cut inside a head"
+    ):
         shard(replace(program, body=tuple(body)), params, 0, 2)
     # A column split whose result goes into the residual.
     wrong = [replace(p, split="column") if p.name == "layers.0.attn.o.weight" else p for p in params]

@@ -11,7 +11,6 @@ import torch_models as models  # noqa: E402
 from roofline.common.errors import ConfigError, RequestError, UnsupportedError  # noqa: E402
 from roofline.engine.params import SamplingParams  # noqa: E402
 from roofline.torch import from_model, quantize_linears  # noqa: E402
-from roofline.weights.config.wrapped import WRAPPERS  # noqa: E402
 from roofline.weights.families.table import MODEL_TYPES  # noqa: E402
 from tests.adapter_files import matrices, shapes, write_adapter  # noqa: E402
 from tests.models import parity_cases, wrapped_models  # noqa: E402
@@ -72,6 +71,7 @@ OTHERS = {
     "mixtral": MIXTURE | {"family": "mixtral"},
     "qwen2_moe": QWEN_MOE | {"attention_bias": True, "shared_ffn": 80},
     "qwen3_moe": QWEN_MOE | {"qk_norm": True},
+    "minicpm3": parity_cases.CASES["minicpm3"].config,  # not with two sets of frequencies, of which texts take one
 }
 CASES = {case.kind: case.config for case in (*parity_cases.CASES.values(), *parity_cases.ENCODERS.values())} | OTHERS
 
@@ -79,7 +79,9 @@ CASES = {case.kind: case.config for case in (*parity_cases.CASES.values(), *pari
 APART = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "gpt_oss", "gpt2", "gpt_neox", "mpt")  # stored otherwise
 
 
-IN_WRAPPERS = ("qwen3_vl_text", "qwen3_vl_moe_text")  # which transformers has no causal model of
+IN_WRAPPERS = ("qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_moe_text", "gemma4_unified_text")
+# Types that transformers has no causal model of, or that are read and written as one of another type.
+OF_ANOTHER = (*IN_WRAPPERS, "kimi_k2", "solar_open")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ IN_WRAPPERS = ("qwen3_vl_text", "qwen3_vl_moe_text")  # which transformers has n
     [
         pytest.param(kind, marks=[] if kind in APART else pytest.mark.slow)
         for kind in MODEL_TYPES
-        if kind not in IN_WRAPPERS
+        if kind not in OF_ANOTHER
     ],
 )
 def test_every_family_is_taken_from_memory(kind):
@@ -110,7 +112,15 @@ def test_every_family_is_taken_from_memory(kind):
     assert wanted.std() > 0.1
 
 
-@pytest.mark.parametrize("kind", WRAPPERS)
+def greedy_of(model, ids, count):
+    """The likeliest ids behind a text, each from the whole text: transformers' cache gives a small Gemma 4 others."""
+    for _ in range(count):
+        with torch.no_grad():
+            ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
+    return ids[0, -count:].tolist()
+
+
+@pytest.mark.parametrize("kind", wrapped_models.CONFIGS)
 def test_the_text_part_of_a_model_that_reads_pictures_is_taken_from_memory(kind):
     model = wrapped_models.wrapped(kind)
     input_ids = models.ids(2, 11, vocab=88)
@@ -120,7 +130,7 @@ def test_the_text_part_of_a_model_that_reads_pictures_is_taken_from_memory(kind)
         assert (ours.logits(input_ids) - wanted).abs().max() < 1e-4
         greedy = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
         (answer, _) = ours.generate_ids(input_ids, greedy)
-        assert torch.equal(answer, model.generate(input_ids[:1], max_new_tokens=5, do_sample=False)[0, 11:])
+        assert answer.tolist() == greedy_of(model, input_ids[:1], 5)
         with pytest.raises(RequestError, match="id 90 is the model's image_token_i"):
             ours.generate_ids(torch.tensor([[5, 90, 7]]), greedy)
     model.model.language_model.layers[1].self_attn.scaling *= 2

@@ -92,7 +92,7 @@ def expert_params(cfg: Config) -> list[Param]:
     """The router of a layer, what is before and behind the experts, the expert that every token goes to, and they."""
     within, wide = "layers.{layer}.mlp", cfg.latent or cfg.width
     table = [Param(f"{within}.router.weight", (cfg.experts, cfg.width), "replicate")]
-    table.append(Param(f"{within}.choice.bias", (cfg.experts,), "replicate"))
+    table.append(Param(f"{within}.choice.bias", (cfg.experts,), "replicate", fixed=True))
     if cfg.latent:
         table.append(Param(f"{within}.latent_in.weight", (cfg.latent, cfg.width), "replicate"))
         table.append(Param(f"{within}.latent_out.weight", (cfg.width, cfg.latent), "replicate"))

@@ -334,12 +334,12 @@ def test_what_has_no_kernel_is_refused_by_name():
 
 
 def test_norms_of_parts_with_weights_of_their_own_are_refused():
-    """As behind the gate of Mamba-2, whose other ops have no kernels either."""
+    """As behind the gate of Mamba-2, whose scan has no kernel either."""
     from roofline.backends.gpu.runtime.lower import check
 
     source = hybrid_models.checkpoint("scan")
     program = compile_program(*registry.configure(source.config), source.tensors, target.gpu("bf16", False))
-    with pytest.raises(UnsupportedError, match="'causal_conv' on a GPU"):
+    with pytest.raises(UnsupportedError, match="'selective_scan' on a GPU"):
         check(program)
     norms = tuple(instr for instr in program.body if instr.op == "rms_norm")
     with pytest.raises(UnsupportedError, match="rms_norm of parts"):

@@ -218,7 +218,7 @@ def _notes(
         "device": f"{device.device.title}, kernels for {device.chip.name}",
         "weights": f"{human_bytes(executable.weight_bytes - hosted_bytes)} on the device",
         "variants": variants,
-        **_state_note(executable),
+        **_state_note(program, request.capacity.limits.state_slots),
         "cache": f"{pages * PAGE_TOKENS} tokens in {kv_format}, {human_bytes(executable.page_bytes * pages)}",
     }
     if products := float8_products(program, device.chip):
@@ -236,8 +236,8 @@ def _notes(
     return notes
 
 
-def _state_note(executable: "GpuExecutable") -> dict[str, str]:
-    slots, size = executable.limits.state_slots, executable.slot_bytes
+def _state_note(program: "Program", slots: int) -> dict[str, str]:
+    size = sum(group.slot_bytes for group in program.state_groups.values())
     return {"state": f"{slots} slots of {human_bytes(size)}, {human_bytes(slots * size)}"} if size else {}
 
 

@@ -19,7 +19,7 @@ _ASIDE = re.compile(
     r"torchscript|use_bfloat16|base_model_\w+|name|verbose|unsloth_\w+|_commit_hash|transformers\.js_config|"
     r"qk_head_dim|chunk_size|mamba_chunk_size|residual_in_fp32|fused_add_norm|rescale_prenorm_residual|use_mambapy|"
     r"use_associative_scan|use_falcon_mambapy|use_mamba_kernels|(mamba_)?time_step_(min|max|floor|scale|init_scheme)|"
-    r"pad_vocab_size_multiple|\w+_initializer_range"
+    r"num_logits_to_keep|mamba_ssm_cache_dtype|moe_shared_expert_overlap|pad_vocab_size_multiple|\w+_initializer_range"
 )
 
 

@@ -7,7 +7,7 @@ without a window: 1 where they turn, a number beyond all positions where they do
 
 import numpy as np
 
-from roofline.common.errors import UnsupportedError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.fields import Fields, describe, has_type, refuse, shorten
 from roofline.ops.rope_tables import PROPORTIONAL
 from roofline.weights.families.shared import gguf_fields, hf_fields, layer_kinds
@@ -173,9 +173,12 @@ def _global_heads(fields: Fields, ours: Config, windows: list[int]) -> Config:
 def _of_layers(by_layer: Fields, ours: Config, windows: list[int]) -> dict[str, int]:
     """What per_layer_config says of all layers without a window alike. Raises UnsupportedError on anything else."""
     plain = {"head_dim": ours["head_dim"], "num_key_value_heads": ours["kv_heads"]}
+    keys = {int(key): key for key in by_layer.values if key.isascii() and key.isdigit()}  # transformers writes "05"
+    if len(keys) < len(by_layer.values) or any(layer >= len(windows) for layer in keys):
+        raise ConfigError(f"{by_layer.path}: per_layer_config has keys that are no numbers of layers, each once")
     shapes: list[dict[str, int]] = []
     for layer, window in enumerate(windows):
-        changes = by_layer.inside(str(layer))
+        changes = by_layer.inside(keys.get(layer, str(layer)))
         read = {key: changes.get(key, int, value) for key, value in plain.items()}
         new = next((key for key in changes.values if key not in plain), None)
         if new is not None or (window and read != plain):

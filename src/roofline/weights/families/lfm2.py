@@ -114,12 +114,11 @@ def _taps(fields: Fields, key: str, taps: int) -> int:
 
 def _recurrent(fields: Fields, layers: int, model_type: str) -> list[bool]:
     """Of each layer whether it is a convolution; the older full_attn_idxs has the numbers of the others."""
-    types = hf_fields.layer_types(fields, _KINDS)
-    if types is not None:
+    types, attending = hf_fields.layer_types(fields, _KINDS), fields.elements("full_attn_idxs", int)
+    if types is not None:  # by which transformers goes where there are both
         return [kind == "conv" for kind in types]
     if model_type == _EXPERTS:
         fields.refuse("layer_types", "is missing: which layers attend must be said")
-    attending = fields.elements("full_attn_idxs", int)
     return [attending is not None and layer not in attending for layer in range(layers)]
 
 

@@ -145,6 +145,8 @@ def _experts(fields: Fields) -> Config:
 
 
 def _scans(fields: Fields) -> Config:
+    for key in ("expand", "num_nextn_predict_layers", "mtp_layers_block_type"):
+        fields.values.get(key)  # channels are counted by heads; layers that guess further tokens are not read
     ours = scans.read_sizes(fields, _SIZES)
     ours["inner"] = ours["scan_heads"] * scans.read_sizes(fields, {"inner": "mamba_head_dim"})["inner"]
     scans.check_sizes(fields, ours, "mamba_num_heads", "n_groups")
