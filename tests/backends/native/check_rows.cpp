@@ -1,5 +1,6 @@
 // What is done to a row at a time.
 #include <algorithm>
+#include <cmath>
 
 #include "check.h"
 
@@ -80,7 +81,8 @@ void norms(Checker& check) {
                           out.floats(y.data(), n + 16);
                       }
                   });
-            check("above_spread " + std::to_string(n) + " x " + std::to_string(scale),
+            const std::string size = scale == 0.0f ? "nothing" : "2^" + std::to_string(std::ilogb(scale));
+            check("above_spread " + std::to_string(n) + " x " + size,
                   [&](const Kernels& kernels, Output& out) {
                       for (float z : {-1.0f, 0.3f, 1.6448536f}) {
                           std::vector<float> y(n + 16, 7.0f);

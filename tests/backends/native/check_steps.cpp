@@ -101,9 +101,8 @@ class Model {
         ModelShape shape;
         shape.image_bytes = (int64_t)bytes_.size(), shape.table = table_, shape.positions = kTablePositions;
         shape.vocab = kVocab, shape.logits = logits_, shape.arena[1] = token_bytes_, shape.arena[2] = row_bytes_;
-        shape.layers = kLayers, shape.heads = kHeads, shape.kv_heads = kKvHeads, shape.head_dim = kDim;
-        shape.tables = mpt_ ? 0 : 1, shape.rotated = mpt_ ? 0 : kDim;
-        shape.interleaved = interleaved, shape.q_scale = 0.18033688, shape.eps = 1e-6;
+        shape.attentions = {{0, kLayers, kHeads, kKvHeads, kDim, 0, 0.18033688, 1e-6}};
+        if (!mpt_) shape.tables = {{kDim, interleaved}};
         for (const size_t at : windows_) code_[at] = window;
         const Code code(code_, shape, false);
         std::vector<int32_t> batch(kFieldCount * 128);
