@@ -190,7 +190,7 @@ def test_each_device_has_some_columns_of_every_expert() -> None:
 
 @pytest.mark.slow
 def test_a_model_whose_matrices_cannot_be_shared_has_its_layers_in_stages() -> None:
-    report = record("deepseek-v2-lite", "--chip", "RTX 4090")
+    report = record("olmo-2-13b", "--chip", "RTX 4090")
     fit = report["fit"]
     assert (fit["devices"], fit["stages"], fit["fits"]) == (2, 2, True)
     assert 2 * fit["weights"] == pytest.approx(report["bytes"], rel=0.02)
@@ -198,7 +198,7 @@ def test_a_model_whose_matrices_cannot_be_shared_has_its_layers_in_stages() -> N
     read = 2 * (report["active"] - report["embedding"]) + 4096 * report["kv_token_bytes"]["bf16"]
     assert decode["weight_bytes"] + decode["kv_bytes"] == pytest.approx(read, rel=1e-3)
     assert decode["seconds"] == pytest.approx(read / 1008e9, rel=1e-3)
-    assert "(--pp 2)" in run("deepseek-v2-lite", "--chip", "RTX 4090").stdout
+    assert "(--pp 2)" in run("olmo-2-13b", "--chip", "RTX 4090").stdout
 
 
 def test_neither_torch_nor_triton_is_needed(run_python: Callable[..., str]) -> None:
@@ -407,7 +407,6 @@ def test_state_of_a_sequence_is_told_beside_its_cache(tmp_path: Path) -> None:
     told = run(tmp_path / "config.json", "--chip", "H100 SXM", "--context", "4096")
     fit = record(tmp_path / "config.json", "--chip", "H100 SXM", "--context", "4096")["fit"]
     assert fit["slot_bytes"] == state
-    # As many bytes as the cache has, which is half of what weights and steps leave.
-    assert fit["slots"] == fit["cache_tokens"] * fit["token_bytes"] // state > 1000
+    assert fit["slots"] == 256 + 64 + 2  # a quarter more than sequences of a step, for snapshots
     assert f"{fit['slots']:,} slots of 19.3 MiB for sequences and snapshots" in told.stdout
     assert fit["sequences"] == min(fit["cache_tokens"] // 4096, fit["slots"])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from roofline.backends.capacity import default_slots, pages_within
+from roofline.backends.capacity import default_slots, device_slots, pages_within
 from roofline.backends.options import LoadOptions
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 from roofline.ops import formats
@@ -137,7 +137,8 @@ def split_on_product(
 
     def part_of(share: Share) -> DevicePart:
         program = compile_for_gpu(model, config, options, chip, share)
-        return _part(program, limits, scratch_bytes(program, limits) + reserved)
+        scratch = scratch_bytes(program, limits) + reserved
+        return _part(program, limits, scratch, device_slots(limits.segments) if program.state_groups else 0)
 
     return _least(part_of, memory_of(product), count)
 
@@ -181,22 +182,23 @@ def _limits(tokens: int, sequences: int) -> BatchLimits:
     return BatchLimits(tokens=tokens, segments=sequences, rows=sequences, pages=sequences)
 
 
-def _part(program: Program, limits: BatchLimits, scratch: int) -> "DevicePart":
+def _part(program: Program, limits: BatchLimits, scratch: int, fixed_slots: int = 0) -> "DevicePart":
     """A device that computes a Program in steps of these limits; scratch: bytes that it needs besides."""
     from roofline.backends.gpu.memory.requirements import needs_of
 
-    part = DevicePart(program, needs_of(program, limits, extra=scratch), limits.segments)
+    part = DevicePart(program, needs_of(program, limits, extra=scratch), limits.segments, fixed_slots)
     return replace(part, needs=replace(part.needs, workspace=part.needs.workspace + part.state_bytes))
 
 
 @dataclass(frozen=True)
 class DevicePart:
     """What one device has: its Program, its needs, with the fewest slots of recurrent state in the workspace; running:
-    sequences of the largest step."""
+    sequences of the largest step; fixed_slots: of recurrent state, where pages do not change them; 0: they do."""
 
     program: Program
     needs: "Needs"
     running: int
+    fixed_slots: int = 0
 
     @property
     def slot_bytes(self) -> int:
@@ -211,13 +213,15 @@ class DevicePart:
     def slots(self, pages: int) -> int:
         """Slots of recurrent state that a load takes beside so many pages."""
         page = self.needs.token * PAGE_TOKENS
+        if self.fixed_slots:
+            return self.fixed_slots
         return default_slots(pages * page, self.slot_bytes, self.running) if self.slot_bytes else 0
 
     def pages(self, memory: int) -> int:
-        """Pages of the cache that a device of so many bytes has room for; beside it lie slots of recurrent state, in as
-        many bytes. Where no layer writes keys and values, pages take none."""
+        """Pages of the cache that a device of so many bytes has room for; beside it lie slots of recurrent state, on a
+        host in as many bytes. Where no layer writes keys and values, pages take none."""
         room = memory - self.needs.weights - self.needs.workspace
-        if not self.slot_bytes:
+        if not self.slot_bytes or self.fixed_slots:
             return pages_within(room, self.needs.token)
         return min(pages_within(room, self.needs.token), pages_within(room + self.state_bytes, 2 * self.needs.token))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.backends.backend import CompiledAhead, LoadRequest, Neighbours, Notes
-from roofline.backends.capacity import Capacity, batch_limits, chosen_slots, max_context, stores_of
+from roofline.backends.capacity import Capacity, batch_limits, chosen_slots, device_slots, max_context, stores_of
 from roofline.backends.gpu.program import FLOAT8, compile_for_gpu
 from roofline.backends.options import LoadOptions
 from roofline.common.json_types import JsonMapping
@@ -47,7 +47,7 @@ class GpuBackend:
     def capacity(self, options: LoadOptions, config: JsonMapping, replicas: int) -> Capacity:
         longest = max_context(options, config["max_position"])
         running = options.max_running or STEP[1]
-        slots = chosen_slots(options, running, running + running // 4 + 2) if stores_of(config)[1] else 0
+        slots = chosen_slots(options, running, device_slots(running)) if stores_of(config)[1] else 0
         return Capacity(batch_limits(options, longest, STEP, slots), longest, num_pages=0)
 
     def make(self, request: LoadRequest) -> "tuple[GpuExecutable, Notes]":

@@ -106,10 +106,14 @@ def _notes(plan: "Plan") -> list[str]:
         "last token",
     ]
     if plan.state_bytes:
-        least = plan.arrangements[0].limits.segments + SPARE_SLOTS
+        fixed, least = (
+            plan.arrangements[0].split.parts[0].fixed_slots,
+            plan.arrangements[0].limits.segments + SPARE_SLOTS,
+        )
+        count = f"{fixed} slots" if fixed else f"as many bytes, but at least {least} slots"
         lines.append(
-            f"beside the cache lie slots of recurrent state, for sequences and snapshots: as many bytes, but at least "
-            f"{least} slots, which the workspace has"
+            f"beside the cache lie slots of recurrent state, for sequences and snapshots: {count}, which are in the "
+            "workspace"
         )
     shared = [arrangement for arrangement in plan.arrangements if arrangement.devices > 1]
     if any(arrangement.link_bytes_per_s is None for arrangement in shared):
