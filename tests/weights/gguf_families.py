@@ -353,7 +353,8 @@ GGUF_CASES = {
         LATENT_KEYS
         | YARN_KEYS
         | LATENT_EXPERTS
-        | {"expert_gating_func": 2, "expert_weights_norm": True, "expert_group_count": 3, "expert_group_used_count": 2},
+        | {"expert_gating_func": 2, "expert_weights_norm": True, "expert_group_count": 3, "expert_group_used_count": 2}
+        | {"expert_used_count": 4},
         latent_apart,
     ),
     "deepseek_v2": GgufCase(

@@ -26,6 +26,10 @@ def small(name: str) -> dict[str, Any]:
         config["turning"] = [True]
     if config.get("recurrent"):
         config |= {"layers": 2, "recurrent": [True, False]}
+    if config.get("sparse"):  # Nemotron-H's kinds of layers: one more, with experts
+        config |= {"layers": 3, "recurrent": [True, False, False], "dense": [], "sparse": [2]}
+    elif config["family"] == "nemotron_h":
+        config |= {"layers": 3, "recurrent": [True, False, False], "dense": [2]}
     return config | ({"sliding_window": 9, "layer_windows": ()} if config.get("layer_windows") else {})
 
 
