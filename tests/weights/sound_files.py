@@ -22,14 +22,23 @@ def small(name: str) -> dict[str, Any]:
     """The configuration of a case of parity with as few layers as it has meaning with."""
     config = dict(CASES[name].config) | SHORT
     config["layers"] = 1 + len(config.get("dense", ()))
+    if config.get(
+        "layer_width"
+    ):  # rows of an embedding for each layer, which one layer alone would want of some tokens
+        config["layers"] = 2
     if config.get("turning"):
-        config["turning"] = [True]
+        config["turning"] = [config["turning"][0]] * config["layers"]
     if config.get("recurrent"):
         config |= {"layers": 2, "recurrent": [True, False]}
     if config.get("sparse"):  # Nemotron-H's kinds of layers: one more, with experts
         config |= {"layers": 3, "recurrent": [True, False, False], "dense": [], "sparse": [2]}
     elif config["family"] == "nemotron_h":
         config |= {"layers": 3, "recurrent": [True, False, False], "dense": [2]}
+    for key in ("sparsity", "layer_ffns"):
+        if config.get(key):
+            config[key] = config[key][: config["layers"]]
+    if config.get("sharing_layers"):
+        config["sharing_layers"] = 0
     return config | ({"sliding_window": 9, "layer_windows": ()} if config.get("layer_windows") else {})
 
 
