@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from roofline import ops
-from roofline.common.errors import ConfigError
 from roofline.models import latent, llama, moe, routed
 from roofline.models.family import ForwardBatch
 from roofline.models.spec import Param, Weights
-from roofline.ops.experts import GROUP_SCORES, routes_by_logits
+from roofline.ops.experts import routes_by_logits
 from roofline.ops.position_factors import PositionFactors
 from roofline.ops.symbol import Value
 
@@ -23,19 +22,16 @@ check, embed, head = latent.check, latent.embed, latent.head
 class Config(latent.Config, routed.Config):
     """ffn is of each expert, shared_ffn of all shared ones together.
 
-    group_score: see ops.experts.route; query_beta, query_context: queries are multiplied as those of Ministral 3, 0:
+    query_beta, query_context: queries are multiplied as those of Ministral 3, 0:
     they are not.
     """
 
     scales_shared: ClassVar[bool] = False
-    group_score: str = "best_two"
     query_beta: float = 0.0
     query_context: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.group_score not in GROUP_SCORES:
-            raise ConfigError(f"model config: group_score={self.group_score!r} is not one of {', '.join(GROUP_SCORES)}")
         self.query_factors(0)  # refuses the impossible
 
     def query_factors(self, layer: int) -> PositionFactors | None:
@@ -58,20 +54,4 @@ def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) ->
         return x + llama.mlp(w.mlp, normed)
     if routes_by_logits(cfg.score, cfg.groups, 1.0, cfg.choice_bias):  # a factor stands behind the sum of the experts
         return x + moe.mlp(cfg, w.mlp, normed, cfg.routed_scale)
-    return x + moe.mlp(cfg, w.mlp, normed, choose=choose)
-
-
-def choose(cfg: Config, w: Weights, x: Value) -> tuple[Value, Value]:
-    """Weights and numbers of the experts that each token goes to."""
-    chances, ids = ops.route(
-        ops.linear(x, w.router.weight),
-        cfg.experts_per_token,
-        cfg.renormalise,
-        w.choice.bias if cfg.choice_bias else None,
-        score=cfg.score,
-        groups=cfg.groups,
-        kept_groups=cfg.kept_groups,
-        group_score=cfg.group_score,
-        scale=cfg.routed_scale,
-    )
-    return chances, ids
+    return x + moe.mlp(cfg, w.mlp, normed, choose=routed.choose)

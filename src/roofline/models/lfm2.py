@@ -10,8 +10,8 @@ from roofline import ops
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models import llama, moe, qwen, routed
 from roofline.models.family import ForwardBatch
+from roofline.models.recurrent import RecurrentConfig
 from roofline.models.spec import Param, Weights, hybrid_table
-from roofline.ops.rope_tables import RopeTable
 from roofline.ops.state import COLUMNS, StateParts
 from roofline.ops.symbol import Value
 
@@ -19,12 +19,11 @@ embed, head = llama.embed, llama.head
 
 
 @dataclass(frozen=True)
-class Config(routed.Config):
+class Config(RecurrentConfig, routed.Config):
     """experts: 0 where each layer has an MLP of ffn. recurrent: of each layer, whether it is a convolution; the others
     attend. taps: tokens that a convolution sees; conv_bias: whether it and the matrices beside it have biases."""
 
     needs_experts: ClassVar[bool] = False
-    recurrent: tuple[bool, ...] = ()
     taps: int = 3
     conv_bias: bool = False
 
@@ -38,15 +37,6 @@ class Config(routed.Config):
     @property
     def state_parts(self) -> StateParts:
         return ((COLUMNS, (self.taps - 1, self.width)),) if any(self.recurrent) else ()
-
-    def attends(self, layer: int) -> bool:
-        return not self.recurrent[layer]
-
-    def keeps_state(self, layer: int) -> bool:
-        return self.recurrent[layer]
-
-    def rope_of(self, layer: int) -> RopeTable | None:
-        return None if self.recurrent[layer] else self.rope
 
     def first(self, layers: int) -> "Config":
         """The configuration of a model of which only the first so many layers are left."""

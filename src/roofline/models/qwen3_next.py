@@ -10,8 +10,8 @@ from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.models import llama, moe, qwen
 from roofline.models.config import ModelConfig
 from roofline.models.family import ForwardBatch
+from roofline.models.recurrent import RecurrentConfig
 from roofline.models.spec import Param, Weights
-from roofline.ops.rope_tables import RopeTable
 from roofline.ops.state import COLUMNS, MATRIX, StateParts
 from roofline.ops.symbol import Value
 
@@ -19,7 +19,7 @@ embed, head = llama.embed, llama.head
 
 
 @dataclass(frozen=True)
-class Config(moe.Config):
+class Config(RecurrentConfig, moe.Config):
     """experts: 0 where each layer has an MLP of ffn. recurrent: of each layer, whether it is one of gated DeltaNet;
     the others attend.
 
@@ -28,7 +28,6 @@ class Config(moe.Config):
     """
 
     renormalise: bool = True
-    recurrent: tuple[bool, ...] = ()
     key_heads: int = 0
     value_heads: int = 0
     key_dim: int = 0
@@ -68,15 +67,6 @@ class Config(moe.Config):
     def state_parts(self) -> StateParts:
         matrix = (self.value_heads, self.key_dim, self.value_dim)
         return ((COLUMNS, (self.taps - 1, self.channels)), (MATRIX, matrix)) if any(self.recurrent) else ()
-
-    def attends(self, layer: int) -> bool:
-        return not self.recurrent[layer]
-
-    def keeps_state(self, layer: int) -> bool:
-        return self.recurrent[layer]
-
-    def rope_of(self, layer: int) -> RopeTable | None:
-        return None if self.recurrent[layer] else self.rope
 
     def first(self, layers: int) -> "Config":
         """The configuration of a model of which only the first so many layers are left."""

@@ -13,6 +13,7 @@ from roofline.common.errors import ConfigError
 from roofline.models import llama, moe, qwen
 from roofline.models.family import ForwardBatch
 from roofline.models.spec import Param, Weights
+from roofline.ops.experts import GROUP_SCORES
 from roofline.ops.rope_tables import RopeTable
 from roofline.ops.symbol import Value
 
@@ -21,15 +22,16 @@ embed, head = llama.embed, llama.head
 
 @dataclass(frozen=True)
 class Config(moe.Config):
-    """score, groups, kept_groups, routed_scale: see ops.experts.route; choice_bias: whether there is a bias that
-    chooses experts; dense: the layers that have an MLP of dense_ffn and no experts; wide_qk_norm: norms are over all
-    heads of q, and of k, together; turning: for each layer whether it turns q and k, (): all do."""
+    """score, groups, kept_groups, group_score, routed_scale: see ops.experts.route; choice_bias: whether there is a
+    bias that chooses experts; dense: the layers that have an MLP of dense_ffn and no experts; wide_qk_norm: norms are
+    over all heads of q, and of k, together; turning: for each layer whether it turns q and k, (): all do."""
 
     scales_shared: ClassVar[bool] = False
     score: str = "softmax"
     choice_bias: bool = False
     groups: int = 1
     kept_groups: int = 1
+    group_score: str = "best_two"
     routed_scale: float = 1.0
     dense: tuple[int, ...] = ()
     dense_ffn: int = 0
@@ -52,6 +54,8 @@ class Config(moe.Config):
         if self.experts_per_token > self.experts // self.groups * self.kept_groups:
             what = f"experts_per_token={self.experts_per_token}"
             raise ConfigError(f"model config: {what} are more than {self.kept_groups} of {self.groups} groups have")
+        if self.group_score not in GROUP_SCORES:
+            raise ConfigError(f"model config: group_score={self.group_score!r} is not one of {', '.join(GROUP_SCORES)}")
         if not self.routed_scale > 0:
             raise ConfigError(f"model config: routed_scale={self.routed_scale} is not above 0")
 
@@ -124,6 +128,7 @@ def choose(cfg: Config, w: Weights, x: Value) -> tuple[Value, Value]:
         score=cfg.score,
         groups=cfg.groups,
         kept_groups=cfg.kept_groups,
+        group_score=cfg.group_score,
         scale=cfg.routed_scale,
     )
     return chances, ids

@@ -4,19 +4,17 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from roofline.common.errors import ConfigError
-from roofline.models.config import ModelConfig
-from roofline.ops.rope_tables import RopeTable
+from roofline.models.recurrent import RecurrentConfig
 
 
 @dataclass(frozen=True)
-class ScanConfig(ModelConfig):
+class ScanConfig(RecurrentConfig):
     """recurrent: of each layer, whether it is a scan; the others attend.
 
     Of the former: inner: channels; states: of a channel; taps: tokens that its convolution sees; conv_bias: the
     convolution has a bias.
     """
 
-    recurrent: tuple[bool, ...] = ()
     inner: int = 0
     states: int = 0
     taps: int = 4
@@ -38,15 +36,6 @@ class ScanConfig(ModelConfig):
     def scans(self) -> tuple[int, ...]:
         """The layers that are scans."""
         return tuple(layer for layer, recurrent in enumerate(self.recurrent) if recurrent)
-
-    def attends(self, layer: int) -> bool:
-        return not self.recurrent[layer]
-
-    def keeps_state(self, layer: int) -> bool:
-        return self.recurrent[layer]
-
-    def rope_of(self, layer: int) -> RopeTable | None:
-        return None if self.recurrent[layer] else super().rope_of(layer)
 
     def first(self, layers: int) -> Self:
         """The configuration of a model of which only the first so many layers are left."""
