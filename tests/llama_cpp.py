@@ -11,6 +11,7 @@ import ctypes as c
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,17 @@ class Batch(c.Structure):
     )  # fmt: skip
 
 
-def _library() -> c.CDLL:
-    """Open the library inside xllamacpp; asserts that its records lie as they are declared here."""
+def library_path() -> Path:
+    """Return the place of the library inside xllamacpp."""
     spec = find_spec("xllamacpp")
     assert spec is not None
     assert spec.origin is not None
-    lib = c.CDLL(str(next(Path(spec.origin).parent.glob("xllamacpp*.so"))))
+    return next(Path(spec.origin).parent.glob("xllamacpp*.so"))
+
+
+def open_library(path: Path) -> c.CDLL:
+    """Open a library of llama.cpp; asserts that its records lie as they are declared here."""
+    lib = c.CDLL(str(path))
     pointer, text = c.c_void_p, c.c_char_p
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "llama_model_default_params": (ModelParams, ()),
@@ -76,6 +82,10 @@ def _library() -> c.CDLL:
         "llama_get_embeddings": (pointer, (pointer,)),
         "llama_model_n_embd": (c.c_int32, (pointer,)),
         "llama_tokenize": (c.c_int32, (pointer, text, c.c_int32, pointer, c.c_int32, c.c_bool, c.c_bool)),
+        "llama_get_memory": (pointer, (pointer,)),
+        "llama_memory_clear": (None, (pointer, c.c_bool)),
+        "llama_synchronize": (None, (pointer,)),
+        "llama_print_system_info": (text, ()),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
@@ -87,7 +97,8 @@ def _library() -> c.CDLL:
     return lib
 
 
-def _open(lib: c.CDLL, path: str, vocabulary_only: bool = False) -> int:
+def open_model(lib: c.CDLL, path: str, vocabulary_only: bool = False) -> int:
+    """Load a GGUF file; asserts that llama.cpp takes it."""
     options = lib.llama_model_default_params()
     options.vocab_only = vocabulary_only
     model = lib.llama_model_load_from_file(path.encode(), options)
@@ -116,13 +127,12 @@ def _batch(lib: c.CDLL, ids: list[int]) -> Batch:
 
 
 def _save(out: str, values: int, rows: int, width: int) -> None:
-    numbers = c.cast(values, c.POINTER(c.c_float * (rows * width))).contents
-    np.save(out, np.frombuffer(numbers, np.float32).reshape(rows, width))
+    np.save(out, np.frombuffer(c.string_at(values, 4 * rows * width), np.float32).reshape(rows, width))
 
 
 def _write_hidden(path: str, out: str, words: str) -> None:
-    ids, lib = [int(word) for word in words.split(",")], _library()
-    model = _open(lib, path)
+    ids, lib = [int(word) for word in words.split(",")], open_library(library_path())
+    model = open_model(lib, path)
     context = _context(lib, model)
     lib.llama_set_embeddings(context, True)
     assert lib.llama_encode(context, _batch(lib, ids)) == 0, "llama.cpp does not compute"
@@ -130,8 +140,8 @@ def _write_hidden(path: str, out: str, words: str) -> None:
 
 
 def _write_logits(path: str, out: str, words: str, adapter: str = "") -> None:
-    ids, lib = [int(word) for word in words.split(",")], _library()
-    model = _open(lib, path)
+    ids, lib = [int(word) for word in words.split(",")], open_library(library_path())
+    model = open_model(lib, path)
     context = _context(lib, model)
     if adapter:
         lora = lib.llama_adapter_lora_init(model, adapter.encode())
@@ -144,8 +154,8 @@ def _write_logits(path: str, out: str, words: str, adapter: str = "") -> None:
 
 
 def _write_ids(path: str, out: str) -> None:
-    lib = _library()
-    vocab = lib.llama_model_get_vocab(_open(lib, path, vocabulary_only=True))
+    lib = open_library(library_path())
+    vocab = lib.llama_model_get_vocab(open_model(lib, path, vocabulary_only=True))
     lists = []
     for entry in json.load(sys.stdin):
         text = entry["text"].encode()
@@ -191,4 +201,9 @@ class LlamaCpp:
 
 
 if __name__ == "__main__":
-    {"logits": _write_logits, "hidden": _write_hidden, "tokenize": _write_ids}[sys.argv[1]](*sys.argv[2:])
+    programs: dict[str, Callable[..., None]] = {
+        "logits": _write_logits,
+        "hidden": _write_hidden,
+        "tokenize": _write_ids,
+    }
+    programs[sys.argv[1]](*sys.argv[2:])
