@@ -23,6 +23,7 @@ from roofline.ops.batch import Segment  # noqa: E402
 from roofline.weights.adapter_files import write_adapter  # noqa: E402
 from roofline.weights.adapter_merge import merged  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
+from roofline.weights.config.to_gguf import read_otherwise  # noqa: E402
 from tests.adapter_files import for_checkpoint  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
 from tests.llama_cpp import LlamaCpp  # noqa: E402
@@ -89,6 +90,8 @@ def test_a_family_has_the_logits_of_transformers(name: str, llama_cpp: LlamaCpp,
     file = written(tmp_path, theirs(config))
     most = 1e-2 if name == "gemma3n" else 5e-3  # gates are cut off by the deviation of a sample there
     assert_same(llama_cpp, file, theirs(config | WINDOWLESS.get(name, {})), most)
+    notes = " ".join(read_otherwise(open_checkpoint(file).config))
+    assert ("without the window" in notes) == (name in WINDOWLESS)
 
 
 @pytest.mark.parametrize("kind", MIXTURES)

@@ -96,6 +96,8 @@ def test_what_transformers_would_lose_is_refused() -> None:
         read("gemma3_text", rope_scaling={"type": "linear", "factor": 8.0})
     with pytest.raises(UnsupportedError, match=r"rope_parameters\.sliding_attention with a scaling"):
         read("olmo3", rope_parameters={KINDS[1]: YARN})
+    with pytest.raises(UnsupportedError, match=r"full_attention\.truncate .*take it away"):
+        read("olmo3", rope_scaling=YARN | {"truncate": False})
     with pytest.raises(UnsupportedError, match="use_cla = True"):
         read("hunyuan_v1_dense", use_cla=True)
     with pytest.raises(UnsupportedError, match="use_qk_norm = False"):

@@ -13,6 +13,7 @@ from roofline.common.mistaken_files import unreadable
 
 T = TypeVar("T")
 D = TypeVar("D")
+_MOST_BITS = 64  # of a whole number; sizes are multiplied and become floats long before they are checked one by one
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 _NOUNS: dict[type, str] = {
     bool: "true or false",
@@ -153,6 +154,8 @@ class Fields:
         if not has_type(value, kind):
             finite = "a finite number" if kind is float and isinstance(value, float) else _NOUNS[kind]
             self.refuse(key, f"is {describe(value)}, not {finite}")
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            self.refuse(key, f"is {describe(value)}, more than {_MOST_BITS} bits hold")
         if isinstance(value, str) and _HALF_A_PAIR.search(value):
             self.refuse(key, "holds half a surrogate pair, which is no character")
         return cast(T, float(cast(float, value)) if kind is float else value)

@@ -33,7 +33,8 @@ _ROPE_KEYS = {
     "beta_fast": "rope.scaling.yarn_beta_fast",
     "beta_slow": "rope.scaling.yarn_beta_slow",
 }
-_WINDOWED = ("gemma2", "gemma3", "gpt-oss", "olmo2", "exaone-moe")  # architectures whose windows llama.cpp computes
+# Architectures whose windows llama.cpp computes.
+_WINDOWED = ("gemma2", "gemma3", "gemma3n", "gemma4", "gpt-oss", "olmo2", "exaone-moe", "mimo2")
 _WINDOWED_IN_LAYERS = {"exaone4": 64}  # and those that have windows for it where they have so many layers
 _RAMPED = ("mistral3",)  # architectures of which it reads where YaRN's ramp ends
 # That may have divisors of the rope frequencies there.

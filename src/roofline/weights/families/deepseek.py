@@ -135,7 +135,8 @@ def _dense(fields: Fields, kind: _MixtureType, layers: int) -> list[int]:
     if not kind.kinds:
         return routed_fields.first_layers(fields, "first_k_dense_replace", 0, layers)
     dense = routed_fields.layers_of_kind(fields, layers, [0])
-    if (first := fields.get("first_k_dense_replace", int)) is not None and dense != list(range(first)):
+    first = fields.get("first_k_dense_replace", int)
+    if first is not None and (len(dense) != first or dense != list(range(len(dense)))):
         fields.refuse("first_k_dense_replace", f"{first} is not read: mlp_layer_types has {dense} without experts")
     return dense
 

@@ -25,7 +25,8 @@ def ropes_by_kind(fields: Fields, theta: float, local_theta: float) -> Config:
     transformers takes them: rope_scaling goes over what stands there for layers without a window; the thetas given are
     those where a table has none.
 
-    Raises UnsupportedError for what stands there for all layers, and for a scaling of those with a window.
+    Raises UnsupportedError for what stands there for all layers, for a scaling of those with a window, and for a ramp
+    of YaRN that is not cut at whole dimensions, which transformers would cut.
     """
     by_kind, scaling = fields.inside("rope_parameters"), fields.get("rope_scaling", dict) or {}
     flat = sorted(key for key, value in by_kind.values.items() if key not in KINDS and value is not None)
@@ -36,6 +37,9 @@ def ropes_by_kind(fields: Fields, theta: float, local_theta: float) -> Config:
     if "type" in scaling and "rope_type" not in scaling and "rope_type" in tables[0]:
         fields.refuse("rope_scaling.type", "is not read: call it rope_type")
     size = {"max_position_embeddings": fields.need("max_position_embeddings", int)}
+    if {**tables[0], **scaling}.get("truncate") not in (None, True):
+        what = f"{fields.path}: rope_parameters.full_attention.truncate"
+        raise UnsupportedError(what, "transformers 5.24 does not read it in a table of one kind of layers; take it away")
     full = {**size, "rope_theta": theta, "rope_parameters": {**tables[0], **scaling}}
     local = {**size, "rope_theta": local_theta, "rope_parameters": tables[1]}
     theta_read, scaling_read = hf_fields.rope(Fields(fields.path, full))
