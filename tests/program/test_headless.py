@@ -32,10 +32,20 @@ def test_the_layers_stay_and_the_head_goes(name):
     assert hidden["plan"].kv_groups == whole["plan"].kv_groups
 
 
+def test_what_scales_or_caps_the_logits_goes_with_the_head():
+    model = builders.build(builders.BASE)
+    program = dict(stages(model.family, model.cfg, model.tensors, CPU))["trace"]
+    kind = program.types()[program.logits]
+    cap = Instr("soft_cap", (program.logits,), (), {"cap": 30.0}, (Value("capped", kind),))
+    scale = Instr("scale", ("capped",), (), {"factor": 0.125}, (Value("scaled", kind),))
+    changed = replace(program, body=(*program.body, cap, scale), outputs=("scaled", *program.outputs[1:]))
+    assert headless(changed) == headless(program)
+
+
 def test_logits_that_are_no_product_are_refused():
     model = builders.build(builders.BASE)
     program = dict(stages(model.family, model.cfg, model.tensors, CPU))["trace"]
-    capped = Value("capped", program.types()[program.logits])
-    body = (*program.body, Instr("soft_cap", (program.logits,), (), {"cap": 30.0}, (capped,)))
-    with pytest.raises(UnsupportedError, match="soft_cap"):
-        headless(replace(program, body=body, outputs=("capped", *program.outputs[1:])))
+    total = Value("total", program.types()[program.logits])
+    body = (*program.body, Instr("add", (program.logits, program.logits), (), {}, (total,)))
+    with pytest.raises(UnsupportedError, match="made by add"):
+        headless(replace(program, body=body, outputs=("total", *program.outputs[1:])))

@@ -108,6 +108,10 @@ def test_every_family_is_taken_from_memory(kind):
         if encoder:
             with pytest.raises(UnsupportedError, match="logits of an encoder"):
                 ours.logits(input_ids)
+        else:  # what embeddings are made of
+            with torch.no_grad():
+                rows = model.base_model(input_ids)[0]
+            assert (ours.hidden_states(input_ids) - rows).abs().max() < 1e-4
     assert (values - wanted).abs().max() < 1e-4
     assert wanted.std() > 0.1
 

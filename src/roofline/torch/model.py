@@ -19,15 +19,13 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.llm import LLM, Output, Prompt
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams, invalid
-from roofline.models.registry import get
 from roofline.ops.batch import PAGE_TOKENS, BatchLimits
-from roofline.program import target
-from roofline.program.compile import compile_program
 from roofline.program.ir import Program
+from roofline.program.passes.headless import headless
+from roofline.program.passes.plan import plan
 from roofline.torch.checkpoint import PretrainedModel, PretrainedTokenizer, checkpoint_of, name_of, text_of, with_copies
 from roofline.torch.encodings import Encoding, IdRows, encoding_rows, id_rows, is_encoding, prompts_of
 from roofline.torch.per_token import CHUNK, PerToken
-from roofline.weights.files.mapped import TensorInfo
 
 SPARE_TOKENS = 4096  # of a sequence whose logits and hidden states a GPU is left room for
 
@@ -70,7 +68,7 @@ def from_model(
         traces = BatchLimits(CHUNK, 1, CHUNK, -(-longest // PAGE_TOKENS))
     loaded = load(checkpoint, text=False, traces=traces, **config.prepare_load(load_options).changes())
     loaded = replace(loaded, name=name_of(model), tokenizer=words[0], chat_template=words[1])
-    return TorchModel(loaded, checkpoint.tensors, config, ends)
+    return TorchModel(loaded, config, ends)
 
 
 def _ends(model: PretrainedModel) -> tuple[int, ...]:
@@ -91,10 +89,8 @@ class TorchModel:
         engine: ids -> ids, step by step.
     """
 
-    def __init__(
-        self, loaded: LoadedModel, tensors: Mapping[str, TensorInfo], config: EngineConfig, eos_ids: tuple[int, ...]
-    ) -> None:
-        self.loaded, self._tensors, self.eos_ids = loaded, tensors, eos_ids
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, eos_ids: tuple[int, ...]) -> None:
+        self.loaded, self.eos_ids = loaded, eos_ids
         self.llm = LLM(loaded, **vars(config)) if loaded.tokenizer is not None else None
         self.engine = self.llm.engine if self.llm is not None else LocalEngine(loaded.executable, config)
         self.engine.media_ids = loaded.media_ids
@@ -106,7 +102,7 @@ class TorchModel:
             )
         self._executable: Retraceable = executable
         self._logits = self._per_token(lambda: self._executable.program)
-        self._hidden = self._per_token(self._headless)
+        self._hidden = self._per_token(lambda: plan(headless(self._executable.program)))
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """Logits of every position, in the arithmetic the engine serves with.
@@ -201,19 +197,6 @@ class TorchModel:
             served.vocab_size,
             served.max_context,
         )
-
-    def _headless(self) -> Program:
-        config = self.loaded.config
-        served = self._executable.program
-        kv_format = next(iter(served.kv_groups.values())).format  # of all groups
-        if served.target == target.GPU.name:
-            rows8 = next((instr.attrs["x_dtype"] for instr in served.body if "x_dtype" in instr.attrs), "")
-            chosen = target.gpu(served.rows_dtype(), self.loaded.executable.exact, kv_format, rows8)
-        else:
-            chosen = target.get(served.target)
-            if kv_format in target.CACHE_ORDERS:
-                chosen = target.with_cache(chosen, kv_format)
-        return compile_program(get(config.family), config, self._tensors, chosen, hidden=True)
 
 
 def _refuse(options: Mapping[str, object], owner: str) -> None:

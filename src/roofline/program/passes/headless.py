@@ -5,6 +5,7 @@ from dataclasses import replace
 from roofline.common.errors import UnsupportedError
 from roofline.ops.registry import fusions, get
 from roofline.ops.symbol import Type
+from roofline.ops.traits import Trait
 from roofline.program.ir import Instr, Program, Value
 from roofline.program.passes.rewrite import makers, without_dead
 
@@ -15,10 +16,12 @@ def headless(program: Program) -> Program:
     program: as it was traced, or as a backend runs it, whose rows may be integers there: then those that the integers
     were made of. The result of a planned Program has no Plan.
 
-    Raises UnsupportedError where the logits are not a product's result.
+    Raises UnsupportedError where the logits are not a product's result, or one that is scaled or capped.
     """
     makers_of = makers(program.body)
     head = makers_of[program.logits]
+    while head.has(Trait.BY_COLUMN) and len(head.inputs) == 1 and head.inputs[0] in makers_of:
+        head = makers_of[head.inputs[0]]
     if head.op != "linear":
         raise UnsupportedError(f"hidden states of {program.name}", f"its logits are made by {head.op}", ("logits",))
     rows = makers_of[head.inputs[0]]

@@ -47,11 +47,13 @@ _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
 def form_of(config: JsonObject) -> GgufForm:
     """How a GGUF file says a configuration. Raises UnsupportedError where none that we write can."""
-    files = files_of(config["family"])
-    form = files.to_gguf(dict(config)) if isinstance(files, WritesGguf) else None
+    files, what = files_of(config["family"]), f"a GGUF file of a {config['family']} model"
+    if not isinstance(files, WritesGguf):
+        raise UnsupportedError(what, "llama.cpp has no architecture of that kind", ("safetensors",))
+    form = files.to_gguf(dict(config))
     if form is None:
-        reason = "there is no architecture of that kind in the files that we write"
-        raise UnsupportedError(f"a GGUF file of a {config['family']} model", reason, ("safetensors",))
+        reason = "llama.cpp's architecture of that kind computes other things than this model's config.json says"
+        raise UnsupportedError(what, reason, ("safetensors",))
     return form
 
 

@@ -39,7 +39,9 @@ def ropes_by_kind(fields: Fields, theta: float, local_theta: float) -> Config:
     size = {"max_position_embeddings": fields.need("max_position_embeddings", int)}
     if {**tables[0], **scaling}.get("truncate") not in (None, True):
         what = f"{fields.path}: rope_parameters.full_attention.truncate"
-        raise UnsupportedError(what, "transformers 5.24 does not read it in a table of one kind of layers; take it away")
+        raise UnsupportedError(
+            what, "transformers 5.24 does not read it in a table of one kind of layers; take it away"
+        )
     full = {**size, "rope_theta": theta, "rope_parameters": {**tables[0], **scaling}}
     local = {**size, "rope_theta": local_theta, "rope_parameters": tables[1]}
     theta_read, scaling_read = hf_fields.rope(Fields(fields.path, full))
