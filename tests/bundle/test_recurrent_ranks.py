@@ -86,7 +86,7 @@ def parallel(model: Path, config: EngineConfig, **options: Any) -> ParallelExecu
     import torch
 
     loaded = config.prepare_load(LoadOptions(**{**SIZES, **options}, tensor_parallel=RANKS))
-    backend = table.get("cpu")
+    backend = table.get(loaded.backend)
     loaded = backend.resolve(loaded, Neighbours(0, 1))
     checkpoint = open_checkpoint(str(model), loaded)
     capacity = backend.capacity(loaded, checkpoint.config, 1)
