@@ -12,6 +12,7 @@ pytest.importorskip("transformers", reason="it makes the model, and is the judge
 pytest.importorskip("roofline._native", reason="the C++ core is not built")
 
 from roofline.backends.options import LoadOptions
+from roofline.backends.parallel.executable import ParallelExecutable
 from roofline.backends.parallel.guesser import ParallelGuesser
 from roofline.backends.parallel.ranks import RankError
 from roofline.bundle import load
@@ -60,12 +61,29 @@ def test_the_bits_of_answers_on_ranks_do_not_depend_on_guesses(folder: Path, way
         ranked(folder, EngineConfig(**(MTP | config)), **(SIZES | options)) as guessing,
     ):
         assert plain.executable.fingerprint == guessing.executable.fingerprint
+        left = _watch_batch(guessing)
         for params in (GREEDY, SAMPLED, GREEDY):  # the last time, pages of the answers can be found too
             assert answers(guessing, PROMPTS, params) == answers(plain, PROMPTS, params)
         stats = guessing.stats()
         assert stats.drafts > 0
         assert stats.preemptions > 0 or way != "with few pages"
         assert guessing.state.cache.used == 0
+        assert min(left) > 0  # a guess leaves the model's batch as it was
+
+
+def _watch_batch(engine: LocalEngine) -> list[int]:
+    """Of each step of the layer from now on: how many tokens the model's batch has behind it."""
+    assert isinstance(engine.executable, ParallelExecutable)
+    layer, left = engine.executable.guesser, list[int]()
+    assert layer is not None
+    forward = layer.forward
+
+    def watched() -> None:
+        forward()
+        left.append(engine.executable.batch.tokens)
+
+    layer.forward = watched  # type: ignore[method-assign]
+    return left
 
 
 def test_what_ranks_guess_is_what_the_layer_makes_of_the_whole_text(judge: GuessingModel, folder: Path) -> None:
