@@ -120,11 +120,14 @@ FAMILIES |= {
     "mamba2, groups": _ONLY_SCANS | {"family": "mamba2", "scan_heads": 8, "groups": 4},
     "mamba2, two groups": _ONLY_SCANS | {"family": "mamba2", "scan_heads": 8, "groups": 2},
     "granite_hybrid": builders.BASE | _SCANS | {"family": "granite_hybrid", "recurrent": [True, False]},
-    "granite_hybrid, experts": _MIXTURE | _SCANS | {"family": "granite_hybrid", "recurrent": [True, False]},
+    "granite_hybrid, experts": _MIXTURE | _SCANS | {"family": "granite_hybrid", "recurrent": [False, True]},
     "nemotron_h": _MIXTURE
     | _SCANS
     | {"family": "nemotron_h", "layers": 4, "recurrent": [True, False, False, False]}
     | {"groups": 4, "dense": [1], "dense_ffn": 96, "sparse": [2], "activation": "relu_squared", "latent": 32},
+    "nemotron_h, a scan last": builders.BASE
+    | _SCANS
+    | {"family": "nemotron_h", "layers": 3, "recurrent": [False, False, True], "dense": [1], "dense_ffn": 96},
     "falcon_h1": _FALCON,
     "falcon_h1, parts": _FALCON
     | {"part_multipliers": [0.5, 0.7, 1.5, 0.8, 1.2], "scan_norm": "behind", "groups": 2, "scan_in_multiplier": 1.1},
