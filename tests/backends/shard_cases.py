@@ -83,6 +83,11 @@ FAMILIES = {
     | {"family": "qwen3_5", "recurrent": [True, False], "rotary_dim": 8, "qk_norm": True, "shared_ffn": 160}
     | {"key_heads": 3, "value_heads": 6, "key_dim": 16, "value_dim": 8},
     "lfm2": builders.BASE | {"family": "lfm2", "qk_norm": True, "recurrent": [True, False], "width": 96},
+    "lfm2, a convolution last": builders.BASE
+    | {"family": "lfm2", "qk_norm": True, "recurrent": [False, True], "width": 96},
+    "lfm2, experts": _MIXTURE
+    | {"family": "lfm2", "qk_norm": True, "recurrent": [False, True], "width": 96, "score": "sigmoid"}
+    | {"choice_bias": True, "dense": [0], "dense_ffn": 96},
     "gpt_oss": _MIXTURE
     | {"family": "gpt_oss", "layer_windows": [9, 0], "attention_bias": True, "output_bias": True, "swiglu_limit": 0.7},
 }
@@ -104,16 +109,36 @@ FAMILIES |= {
 _SCANS = {"inner": 128, "scan_heads": 8, "states": 16, "positions": "none"}
 _ONLY_SCANS = builders.BASE | {"heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none", "inner": 128}
 _ONLY_SCANS |= {"recurrent": [True] * builders.BASE["layers"], "states": 8}
+_FALCON = builders.BASE | _SCANS | {"family": "falcon_h1", "recurrent": [True, True], "positions": "rope"}
+FAMILIES |= {
+    "mamba": _ONLY_SCANS | {"family": "mamba", "rank": 4},
+    "mamba, plain norms": _ONLY_SCANS | {"family": "mamba", "rank": 4, "scan_norms": "plain", "conv_bias": False},
+    "mamba, norms": _ONLY_SCANS
+    | {"family": "mamba", "rank": 4, "scan_norms": "weights", "layers": 1}
+    | {"recurrent": [True]},
+    "mamba2": _ONLY_SCANS | {"family": "mamba2", "scan_heads": 6, "inner": 96},
+    "mamba2, groups": _ONLY_SCANS | {"family": "mamba2", "scan_heads": 8, "groups": 4},
+    "mamba2, two groups": _ONLY_SCANS | {"family": "mamba2", "scan_heads": 8, "groups": 2},
+    "granite_hybrid": builders.BASE | _SCANS | {"family": "granite_hybrid", "recurrent": [True, False]},
+    "granite_hybrid, experts": _MIXTURE | _SCANS | {"family": "granite_hybrid", "recurrent": [False, True]},
+    "nemotron_h": _MIXTURE
+    | _SCANS
+    | {"family": "nemotron_h", "layers": 4, "recurrent": [True, False, False, False]}
+    | {"groups": 4, "dense": [1], "dense_ffn": 96, "sparse": [2], "activation": "relu_squared", "latent": 32},
+    "nemotron_h, a scan last": builders.BASE
+    | _SCANS
+    | {"family": "nemotron_h", "layers": 3, "recurrent": [False, False, True], "dense": [1], "dense_ffn": 96},
+    "falcon_h1": _FALCON,
+    "falcon_h1, parts": _FALCON
+    | {"part_multipliers": [0.5, 0.7, 1.5, 0.8, 1.2], "scan_norm": "behind", "groups": 2, "scan_in_multiplier": 1.1},
+    "falcon_h1, norm before": _FALCON
+    | {"scan_norm": "before", "groups": 1, "part_multipliers": [0.5, 0.7, 1.5, 0.8, 1.2]},
+}
 # Families that no pass divides, by their names in docs/how-to/parallel.md.
 REFUSED = {
     "OLMo 2": builders.BASE | {"family": "olmo2", "tied": False},
     "OLMo 3": builders.BASE | {"family": "olmo2", "tied": False, "layer_windows": [9, 0], "local_theta": 1e4},
     "FlexOlmo": _MIXTURE | {"family": "flex_olmo", "qk_norm": True, "wide_qk_norm": True, "layers": 1},
-    "Mamba": _ONLY_SCANS | {"family": "mamba", "rank": 4},
-    "Mamba-2": _ONLY_SCANS | {"family": "mamba2", "scan_heads": 4},
-    "Granite 4 with Mamba-2": builders.BASE | _SCANS | {"family": "granite_hybrid", "recurrent": [True, False]},
-    "Nemotron-H": builders.BASE | _SCANS | {"family": "nemotron_h", "recurrent": [True, False]},
-    "Falcon-H1": builders.BASE | _SCANS | {"family": "falcon_h1", "recurrent": [True, True], "positions": "rope"},
 }
 # Likewise, of families that are divided otherwise.
 REFUSED_FORMS = {

@@ -37,12 +37,19 @@ pytestmark = pytest.mark.slow
 PROMPT, ANSWER = 24, 12
 IDS = np.random.default_rng(4).integers(0, 96, PROMPT).tolist()
 LIMITS = BatchLimits(PROMPT, 1, PROMPT, 16)
+SCANS = ["mamba_untied", "falcon_mamba", "mamba2", "mamba2_groups", "granitemoehybrid_turned", "nemotron_h_moe"]
+SCANS += ["nemotron_h_latent", "falcon_h1_multipliers", "falcon_h1_biases", "lfm2_biases", "lfm2_moe"]
+
+
+def limits_of(source: Checkpoint) -> BatchLimits:
+    """A step's limits; models with recurrent state have a slot for the sequence."""
+    return replace(LIMITS, state_slots=1 if configure(source.config)[1].state_parts else 0)
 
 
 def of_reference(source: Checkpoint, share: Share, group: Member | None) -> Any:
     family, config = configure(source.config)
     program = compile_program(family, config, source.tensors, PLAIN, share=share)
-    return ReferenceExecutable(program, source.read, LIMITS, 16, 256, group=group)
+    return ReferenceExecutable(program, source.read, limits_of(source), 16, 256, group=group)
 
 
 def of_cpu(source: Checkpoint, share: Share, group: Member | None) -> Any:
@@ -50,7 +57,7 @@ def of_cpu(source: Checkpoint, share: Share, group: Member | None) -> Any:
     program = compile_program(family, config, source.tensors, CPU, share=share)
     identity: Future[str] = Future()
     identity.set_result("7e57" * 16)
-    capacity, isa = Capacity(LIMITS, 256, 16), native.isas()[0]
+    capacity, isa = Capacity(limits_of(source), 256, 16), native.isas()[0]
     return CpuExecutable.from_program(program, source, capacity, weights_hash=identity, isa=isa, threads=1, group=group)
 
 
@@ -90,6 +97,24 @@ def test_ranks_have_the_logits_of_transformers(name: str, backend: str, ranks: i
     model = theirs(one_kv_head if name == "one kv head" else CASES[name].config)
     make, tolerance = BACKENDS[backend]
     compare(checkpoint_of(model), model, make, tolerance, ranks)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SCANS)
+def test_ranks_of_scans_and_convolutions_have_the_logits_of_transformers(name: str, backend: str) -> None:
+    config = CASES[name].config
+    model = theirs(config | ({"ffn": 64} if "experts" in config else {}))  # each rank has 32 columns of an expert
+    make, tolerance = BACKENDS[backend]
+    compare(checkpoint_of(model), model, make, tolerance, 2)
+
+
+@pytest.mark.parametrize("name", ["mamba", "falcon_mamba", "mamba2", "granitemoehybrid", "nemotron_h", "falcon_h1"])
+def test_ranks_of_scans_in_gguf_files_have_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="it writes the files")
+    from gguf_families import GGUF_CASES, write
+
+    model = theirs(GGUF_CASES[name].config)
+    compare(open_checkpoint(write(tmp_path / "model.gguf", model, GGUF_CASES[name])), model, of_reference, 2e-5, 2)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

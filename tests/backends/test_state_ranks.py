@@ -39,6 +39,17 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "experts": (FAMILIES["qwen3_5 with more experts"], 3),
 }
 
+# Each rank's heads of the scan, or channels where every one has rates of its own, and its groups of B and C.
+SCANS: dict[str, tuple[dict[str, Any], int, list[tuple[int, int]], list[tuple[int, int]]]] = {
+    "heads of one group": (FAMILIES["mamba2"], 2, [(0, 3), (3, 6)], [(0, 1), (0, 1)]),
+    "groups": (FAMILIES["mamba2, groups"], 3, [(0, 4), (4, 6), (6, 8)], [(0, 2), (2, 3), (3, 4)]),
+    "a group on two ranks": (FAMILIES["mamba2, two groups"], 3, [(0, 2), (2, 4), (4, 8)], [(0, 1), (0, 1), (1, 2)]),
+    "channels": (FAMILIES["mamba"], 2, [(0, 64), (64, 128)], []),
+    "channels, uneven": (FAMILIES["mamba, norms"], 3, [(0, 64), (64, 96), (96, 128)], []),
+    "beside attention": (FAMILIES["falcon_h1, parts"], 2, [(0, 4), (4, 8)], [(0, 1), (1, 2)]),
+    "beside experts": (FAMILIES["nemotron_h"], 2, [(0, 4), (4, 8)], [(0, 2), (2, 4)]),
+}
+
 
 def source_of(config: dict[str, Any]) -> Checkpoint:
     return random_checkpoint(config, seed=3, form="F32")
@@ -125,6 +136,54 @@ def test_ranks_have_the_bits_of_the_reference_s_ranks_and_the_state_of_their_hea
             assert mine[COLUMNS].tobytes() == theirs[COLUMNS][:, np.concatenate(columns)].tobytes()
 
 
+@pytest.mark.parametrize("name", SCANS)
+def test_ranks_have_the_state_of_their_heads_and_groups_of_a_scan(name: str) -> None:
+    config, ranks, heads_by_rank, groups_by_rank = SCANS[name]
+    source = source_of(config)
+    made, wanted = (together(kind, source, ranks, CHUNKS) for kind in ("cpu", "reference"))
+    alone = executable("cpu", source)
+    logits, (_, whole) = steps(alone, CHUNKS), (None, slots(alone))
+    assert np.abs(made[0][0] - logits).max() < 2e-3 * np.abs(logits).max()
+    model = registry.config_of(config)
+    heads = getattr(model, "scan_heads", model.inner)
+    for rank, ((rows, state), (slow_rows, slow_state)) in enumerate(zip(made, wanted, strict=True)):
+        assert rows.tobytes() == made[0][0].tobytes() == slow_rows.tobytes()
+        mine_of, theirs_of = compiled(source, Share(rank, ranks)), compiled(source)
+        first, last = (edge * (model.inner // heads) for edge in heads_by_rank[rank])
+        columns = [np.arange(first, last)]
+        if heads < model.inner:
+            begin, end = (edge * model.states for edge in groups_by_rank[rank])
+            columns += [np.arange(begin, end) + model.inner + at * model.groups * model.states for at in range(2)]
+        for slot in (5, 2):
+            assert state[slot].tobytes() == slow_state[slot].tobytes()
+            mine, theirs = first_layer(mine_of, state[slot]), first_layer(theirs_of, whole[slot])
+            assert mine[COLUMNS].tobytes() == theirs[COLUMNS][:, np.concatenate(columns)].tobytes()
+            if heads < model.inner:
+                assert mine[MATRIX].tobytes() == theirs[MATRIX][slice(*heads_by_rank[rank])].tobytes()
+            else:  # B, C and steps are sums over the ranks
+                np.testing.assert_allclose(mine[MATRIX], theirs[MATRIX][:, first:last], rtol=2e-3, atol=1e-5)
+
+
+QUANTISED = {
+    "mamba, norms": FAMILIES["mamba, norms"] | {"rank": 32},
+    "mamba2": FAMILIES["mamba2"],
+    "mamba2, groups": FAMILIES["mamba2, groups"],
+    # Its scan and its attention read the same integers, and make others in between.
+    "falcon_h1": FAMILIES["falcon_h1"],
+    "falcon_h1, parts": FAMILIES["falcon_h1, parts"] | {"scan_norm": "before"},
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("form", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_chunks_and_neighbours_change_no_bit_of_quantised_scans(name: str, form: str, ranks: int) -> None:
+    source = random_checkpoint(QUANTISED[name], 3, form)
+    whole, chunked = (together("cpu", source, ranks, steps)[0][0] for steps in (WHOLE, CHUNKS))
+    assert np.concatenate([chunked[:17], chunked[17:39], chunked[39:]]).tobytes() == whole.tobytes()
+    assert whole.tobytes() == together("reference", source, ranks, WHOLE)[0][0].tobytes()
+
+
 @pytest.mark.parametrize(
     ("name", "form", "fields"), [("qwen3.5", "Q4_0", {}), ("qwen3-next", "Q8_0", {"shared_ffn": 64})]
 )
@@ -155,6 +214,10 @@ def test_more_ranks_than_value_heads_and_blocks_that_hold_them_together_are_refu
     narrow = {**PUBLISHED["qwen3.5"], "heads": 8, "value_heads": 4, "value_dim": 64}
     with pytest.raises(CapacityError, match=r"tensor_parallel=8 needs 8 parts of 1 value heads, 4 are available"):
         compiled(source_of(narrow), Share(0, 8))
+    with pytest.raises(CapacityError, match=r"tensor_parallel=8 needs 8 parts of 1 heads of the scan, 6 are available"):
+        compiled(source_of(FAMILIES["mamba2"]), Share(0, 8))
+    with pytest.raises(CapacityError, match=r"needs 5 units of 32 columns in the channels of a scan, 4 are available"):
+        compiled(source_of(FAMILIES["mamba"]), Share(0, 5))
     blocks = checkpoint("qwen3.5", "Q8_0", value_dim=8)
     with pytest.raises(CapacityError, match=r"parts of 4 value heads \(blocks of 32 columns stay whole\), 1 are"):
         compiled(blocks, Share(0, 2))

@@ -153,14 +153,14 @@ def test_what_is_guessed_is_what_the_layer_makes_of_the_whole_text(judge: Guessi
         "max_model_len": 192,
     }
     engine = engine_of(folder, MTP | {"speculate_tokens": 2}, max_running=6, **options)
-    made = _watch_drafts(engine)
+    made = watch_drafts(engine)
     two = SamplingParams(temperature=0, max_tokens=20, n=2, ignore_eos=True)
     for _ in range(2):
         answers(engine, PROMPTS[1:], two)
     assert engine.state.preemptions > 0
     assert engine.state.prefix_hits > 0
     assert len(made) > 8
-    _check_guesses(judge, made)
+    check_guesses(judge, made)
 
 
 def test_a_page_that_an_answers_last_step_fills_is_whole(tmp_path: Path) -> None:
@@ -172,21 +172,21 @@ def test_a_page_that_an_answers_last_step_fills_is_whole(tmp_path: Path) -> None
     text = PROMPTS[2]
     assert len(text) == PAGE_TOKENS + 1
     ((ids, _),) = answers(engine, [text], params)
-    made, found = _watch_drafts(engine), engine.state.prefix_hits
+    made, found = watch_drafts(engine), engine.state.prefix_hits
     answers(engine, [[*text, *ids, 3]], params)
     assert engine.state.prefix_hits - found == 2 * PAGE_TOKENS
     assert len(made) > 8
-    _check_guesses(judge, made)
+    check_guesses(judge, made)
 
 
-def _check_guesses(judge: GuessingModel, made: dict[tuple[int, ...], tuple[list[int], np.ndarray]]) -> None:
+def check_guesses(judge: GuessingModel, made: dict[tuple[int, ...], tuple[list[int], np.ndarray]]) -> None:
     for ids, (draft, logits) in made.items():
         expected, theirs = judge.guesses(list(ids), 2)
         assert np.abs(theirs[1] - logits).max() < 1e-4, f"behind {len(ids)} ids"
         assert draft == expected
 
 
-def _watch_drafts(engine: LocalEngine) -> dict[tuple[int, ...], tuple[list[int], np.ndarray]]:
+def watch_drafts(engine: LocalEngine) -> dict[tuple[int, ...], tuple[list[int], np.ndarray]]:
     """Each text that two ids are drafted for from now on: these, and the logits of the second one."""
     made: dict[tuple[int, ...], tuple[list[int], np.ndarray]] = {}
     speculator = engine._stepper.speculator

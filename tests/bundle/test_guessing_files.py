@@ -167,8 +167,8 @@ def test_where_there_is_no_layer_or_no_place_for_it_a_load_is_refused_by_name(fo
         load(without, config.prepare_load(LoadOptions()), text=False)
     with pytest.raises(UnsupportedError, match=r"speculate='mtp' on backend 'gpu' is not .*speculate='ngram'"):
         config.prepare_load(LoadOptions(backend="gpu"))
-    with pytest.raises(UnsupportedError, match=r"speculate='mtp' on several ranks is not"):
-        config.prepare_load(LoadOptions(tensor_parallel=2))
+    with pytest.raises(UnsupportedError, match=r"speculate='mtp' on several stages is not .*tensor_parallel"):
+        config.prepare_load(LoadOptions(backend="reference", pipeline_parallel=2))
     with pytest.raises(UnsupportedError, match=r"cache_file with speculate='mtp'"):
         EngineConfig(speculate="mtp", cache_file=str(tmp_path / "pages"))
     with pytest.raises(UnsupportedError, match=r"loaded without its layer"):

@@ -45,6 +45,10 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, digests=T
 MODELS = {
     "groups": CASES["qwen3_5_groups"].config,
     "experts": CASES["qwen3_5_moe"].config | {"ffn": 64, "layers": 2, "recurrent": [True, False]},
+    "scans": CASES["mamba"].config | {"layers": 1, "recurrent": [True]},
+    "scans and attention": CASES["falcon_h1"].config
+    | {"layers": 1, "recurrent": [True], "scan_norm": "behind", "groups": 1},
+    "convolutions": CASES["lfm2"].config | {"layers": 2, "recurrent": [False, True]},
 }
 
 
@@ -82,7 +86,7 @@ def parallel(model: Path, config: EngineConfig, **options: Any) -> ParallelExecu
     import torch
 
     loaded = config.prepare_load(LoadOptions(**{**SIZES, **options}, tensor_parallel=RANKS))
-    backend = table.get("cpu")
+    backend = table.get(loaded.backend)
     loaded = backend.resolve(loaded, Neighbours(0, 1))
     checkpoint = open_checkpoint(str(model), loaded)
     capacity = backend.capacity(loaded, checkpoint.config, 1)
@@ -144,7 +148,7 @@ def test_steps_of_ranks_are_replayed_to_the_same_bits(model: Path, tmp_path: Pat
     executable = parallel(model, EngineConfig(**guessing))
     outcomes = list(replay(path, executable))
     executable.close()
-    assert len(outcomes) > 20
+    assert len(outcomes) > 10
     assert all(outcome.recorded is not None and outcome.first_row is None for outcome in outcomes)
 
 

@@ -25,6 +25,9 @@ from roofline.program.verify import verify
 GOLDEN = Path(__file__).parent / "golden"
 # 16 heads on 2 kv heads, 6 blocks of 256 columns in the mlp: 4 ranks copy kv heads and have 2, 2, 1, 1 blocks.
 UNEVEN = builders.WIDE | {"layers": 1, "heads": 16, "ffn": 1536}
+SCANS = builders.BASE | {"heads": 0, "kv_heads": 0, "head_dim": 0, "ffn": 0, "positions": "none"}
+SCANS |= {"layers": 1, "recurrent": [True], "inner": 128, "states": 16, "taps": 4}
+MAMBA2 = SCANS | {"family": "mamba2", "scan_heads": 8}
 MODELS = {
     "llama": lambda: builders.build(builders.BASE | {"head_dim": 32}, embed="Q8_0"),
     "uneven": lambda: builders.build(UNEVEN, "Q4_K"),
@@ -32,6 +35,9 @@ MODELS = {
     "alibi": lambda: builders.build(builders.MPT_ALIBI, "BF16"),
     "qwen3": lambda: builders.build(builders.QWEN3, "BF16"),
     "hybrid": lambda: builders.build(builders.HYBRID | {"value_dim": 16}, "Q8_0"),
+    "mamba": lambda: builders.build(SCANS | {"family": "mamba", "rank": 32}, "Q8_0"),
+    "mamba2": lambda: builders.build(MAMBA2, "Q8_0"),
+    "mamba2 groups": lambda: builders.build(MAMBA2 | {"groups": 4}, "Q8_0"),
 }
 GOLDENS = {
     "llama_rank1of2": ("llama", Share(1, 2), ("shard", "fuse")),
@@ -42,6 +48,9 @@ GOLDENS = {
     "hybrid_rank1of2": ("hybrid", Share(1, 2), ("shard", "fuse")),
     "hybrid_rank0of2_stage1of2": ("hybrid", Share(0, 2, 1, 2), ("stage",)),
     "qwen3_rank1of2_stage0of2": ("qwen3", Share(1, 2, 0, 2), ("stage",)),
+    "mamba_rank1of2": ("mamba", Share(1, 2), ("shard",)),
+    "mamba2_rank1of2": ("mamba2", Share(1, 2), ("shard", "fuse")),
+    "mamba2_groups_rank2of3": ("mamba2 groups", Share(2, 3), ("shard",)),
 }
 
 
@@ -68,7 +77,8 @@ def test_goldens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"), [("llama", 2), ("uneven", 4), ("mpt", 2), ("alibi", 3), ("qwen3", 3), ("hybrid", 2)]
+    ("name", "ranks"),
+    [("llama", 2), ("uneven", 4), ("mpt", 2), ("alibi", 3), ("qwen3", 3), ("hybrid", 2), ("mamba", 2), ("mamba", 3)],
 )
 def test_ranks_have_every_weight_once_but_for_what_they_share(name: str, ranks: int) -> None:
     model = MODELS[name]()
@@ -234,12 +244,12 @@ def test_what_cannot_be_computed_part_by_part_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="rms_norm under tensor_parallel"):
         shard(replace(program, body=tuple(body)), params, 0, 2)
     # Columns of heads that no rank has whole.
-    cut = Instr("cut_heads", down.inputs, (), {"heads": 1, "start": 0, "stop": 128}, (normed,))
+    cut = Instr("cut_heads", down.inputs, (), {"heads": 2, "start": 0, "stop": 64}, (normed,))
     body = [j for i in program.body for j in ((cut, replace(i, inputs=("normed",))) if i is down else (i,))]
     with pytest.raises(
         UnsupportedError, match="cut_heads under tensor_parallel is not supported: its result is cut inside a head"
     ):
-        shard(replace(program, body=tuple(body)), params, 0, 2)
+        shard(replace(program, body=tuple(body)), params, 1, 3)
     # A column split whose result goes into the residual.
     wrong = [replace(p, split="column") if p.name == "layers.0.attn.o.weight" else p for p in params]
     with pytest.raises(UnsupportedError, match=r"layers\.0\.attn\.o\.weight, split by column.*wanted whole"):
@@ -263,6 +273,47 @@ def test_state_of_layers_that_ranks_have_whole_is_whole_on_each() -> None:
         UnsupportedError, match=r"qwen3_5 model under tensor_parallel .* different shares of their colum"
     ):
         shard(program, mixed, 1, 2)
+
+
+def test_a_norm_over_channels_of_several_ranks_is_of_gathered_rows() -> None:
+    """Where each rank has whole groups, nothing but what the matrix behind the norm gives is exchanged."""
+
+    def exchanges(name: str, ranks: int) -> list[str]:
+        return [i.op for i in programs(name, Share(1, ranks))["shard"].body if i.exchanges]
+
+    assert exchanges("mamba2 groups", 2) == exchanges("mamba2 groups", 3) == ["all_reduce", "all_reduce", "all_gather"]
+    assert exchanges("mamba2", 2) == ["all_reduce", "all_gather", "all_reduce", "all_gather"]
+    assert exchanges("mamba", 2) == ["all_reduce"] * 4 + ["all_gather"]  # what steps are made of, and B and C, are sums
+    # Ranks of which one alone has whole groups gather as the others do.
+    three = builders.build(MAMBA2 | {"groups": 2}, "Q8_0")
+    for rank in range(3):
+        part = dict(stages(three.family, three.cfg, three.tensors, CPU, share=Share(rank, 3)))["shard"]
+        gathered = next(i for i in part.body if i.op == "all_gather")
+        assert gathered.attr("widths") == (32, 32, 64)
+
+
+def test_views_of_rows_that_are_taken_count_all_columns_of_the_rank() -> None:
+    """The gate behind a convolution is a view of rows that other views want whole: they are taken from all of it."""
+    config = builders.BASE | {"family": "lfm2", "qk_norm": True, "recurrent": [False, True]}
+    model = builders.build(config, "F32")
+    whole, part = (
+        dict(stages(model.family, model.cfg, model.tensors, CPU, share=share))["shard" if share.ranks > 1 else "narrow"]
+        for share in (Share(), Share(1, 2))
+    )
+    for program, width in ((whole, 64), (part, 32)):
+        views = [i for i in program.body if i.op == "split"]
+        assert sorted((i.attr("start"), i.attr("stop")) for i in views) == [
+            (at * width, (at + 1) * width) for at in range(3)
+        ]
+    # What is no view would have columns of the gate alone, and of its value all three.
+    narrowed = next(i for i in whole.body if i.op == "split" and whole.types()[i.inputs[0]].leading == "rows")
+    scaled = Value("scaled", whole.types()[narrowed.inputs[0]])
+    taken = Instr("scale", narrowed.inputs, (), {"factor": 2.0}, (scaled,))
+    column = Instr("cut_heads", ("scaled",), (), {**narrowed.attrs, "heads": 1}, narrowed.outputs)
+    body = [j for i in whole.body for j in ((taken, column) if i is narrowed else (i,))]
+    params = expand(model.family.spec(model.cfg), model.cfg.layers)
+    with pytest.raises(UnsupportedError, match=r"take_rows under tensor_parallel .* others want more columns of"):
+        shard(replace(whole, body=tuple(body)), params, 1, 2)
 
 
 def test_two_values_across_a_cut_travel_as_one() -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from roofline.backends.base import Executable
     from roofline.backends.checkpoint import LoadableCheckpoint
     from roofline.backends.cpu.backend import CompiledModel
-    from roofline.backends.parallel.executable import ShareExecutable
     from roofline.backends.parallel.ranks import Ranks
+    from roofline.backends.parallel.share import ShareExecutable
     from roofline.models.config import ModelConfig
     from roofline.ops.batch import BatchLimits
     from roofline.program.ir import Program, Share
@@ -56,8 +56,9 @@ class LoadRequest:
     capacity: Capacity
     neighbours: Neighbours = Neighbours()
 
-    def compile_guesser(self, target: "Target") -> "Program | None":
-        """The Program of the model's layer that guesses further tokens, where the options ask for it.
+    def compile_guesser(self, target: "Target", share: "Share | None" = None) -> "Program | None":
+        """The Program of the model's layer that guesses further tokens, or of one rank's share of it, where the options
+        ask for it.
 
         Raises as `compile_program`, ConfigError where the files have no such layer.
         """
@@ -65,6 +66,7 @@ class LoadRequest:
         from roofline.models.mtp import guessing_layer
         from roofline.models.registry import get
         from roofline.program.compile import compile_program
+        from roofline.program.ir import WHOLE
 
         if not self.options.guesses:
             return None
@@ -76,7 +78,7 @@ class LoadRequest:
             name: self.checkpoint.tensors[name] for name in SHARED_WITH_GUESSER if name in self.checkpoint.tensors
         }
         with naming(self.checkpoint.path):
-            return compile_program(*pair, {**shared, **tensors}, target, keeps_hidden=True)
+            return compile_program(*pair, {**shared, **tensors}, target, share=share or WHOLE, keeps_hidden=True)
 
     def compile(self, target: "Target", share: "Share | None" = None, keeps_hidden: bool = False) -> "Program":
         """The Program of the model, or of one rank's share, for a target. Raises as `compile_program`."""

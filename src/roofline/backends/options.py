@@ -155,10 +155,13 @@ class LoadOptions(Options):
                 about.check_backend(getattr(self, name), self.backend)
         if self.offload != 0 and self.ranks > 1:
             raise UnsupportedError("offload on several ranks", "what a rank copies holds up the others", ("offload=0",))
-        if self.guesses and (self.backend not in GUESSING_BACKENDS or self.ranks > 1):
-            where = "on several ranks" if self.ranks > 1 else f"on backend {self.backend!r}"
-            reason = "the rows that its layer goes on from are handed over within one process, on the host"
-            raise UnsupportedError(f"speculate='mtp' {where}", reason, ("speculate='ngram'",))
+        if self.guesses and self.backend not in GUESSING_BACKENDS:
+            reason = "the rows that its layer goes on from are handed over on the host"
+            raise UnsupportedError(f"speculate='mtp' on backend {self.backend!r}", reason, ("speculate='ngram'",))
+        if self.guesses and self.pipeline_parallel > 1:
+            reason = "its layer goes on from rows of the last stage, and the engine is with the first"
+            instead = ("pipeline_parallel=1, with tensor_parallel", "speculate='ngram'")
+            raise UnsupportedError("speculate='mtp' on several stages", reason, instead)
         if self.max_adapters and self.ranks > 1:
             raise UnsupportedError("adapters on several ranks", "only whole matrices are adapted", ("max_adapters=0",))
 

@@ -83,17 +83,20 @@ def embed(cfg: Config, w: Weights, batch: ForwardBatch) -> Value:
 
 
 def block(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
-    """One layer on x [tokens, width]; the step's k and v go into batch.cache, its state into batch.state."""
+    """One layer on x [tokens, width]; the step's k and v go into batch.cache, its state into batch.state. All products
+    of the normed x stand before those of what they give: backends keep the integers that they make of a value until the
+    next one's are made."""
     normed = ops.rms_norm(x, w.attn_norm.weight, cfg.norm_eps)
-    scanned = granite.times(scan(cfg, w.ssm, normed, layer, batch), cfg.scan_out_multiplier)
+    z, steps, xbc = scan_inputs(cfg, w.ssm, normed)
     before = granite.times(normed, cfg.attention_in_multiplier)
     attended = granite.times(llama.attention(cfg, w.attn, before, layer, batch), cfg.attention_out_multiplier)
-    x = x + (scanned + attended)
+    scanned = granite.times(scan(cfg, w.ssm, z, steps, xbc, layer, batch), cfg.scan_out_multiplier)
+    x = x + (attended + scanned)
     return x + mlp(cfg, w.mlp, ops.rms_norm(x, w.mlp_norm.weight, cfg.norm_eps))
 
 
-def scan(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> Value:
-    """Mamba-2 on x [tokens, width]."""
+def scan_inputs(cfg: Config, w: Weights, x: Value) -> tuple[Value, Value, Value]:
+    """x [tokens, width] -> gate [tokens, inner], steps [tokens, scan_heads], and x, B and C [tokens, channels]."""
     of_gate, of_x, of_b, of_c, of_steps = (cfg.scan_in_multiplier * part for part in cfg.part_multipliers)
     z = granite.times(ops.linear(x, w.z.weight), of_gate)
     steps = granite.times(ops.linear(x, w.dt.weight), of_steps)
@@ -107,6 +110,11 @@ def scan(cfg: Config, w: Weights, x: Value, layer: int, batch: ForwardBatch) -> 
             for i, factor in enumerate((of_x, of_b, of_c))
         ]
         xbc = ops.join_heads(parts[0], ops.join_heads(parts[1], parts[2], 1), 1)
+    return z, steps, xbc
+
+
+def scan(cfg: Config, w: Weights, z: Value, steps: Value, xbc: Value, layer: int, batch: ForwardBatch) -> Value:
+    """Mamba-2 on its gate, steps, and x, B and C: [tokens, width]."""
     y = mamba2.scanned(cfg, w, xbc, steps, layer, batch)
     if cfg.scan_norm == "before":
         y = ops.silu_mul(z, ops.rms_norm(y, w.norm.weight, cfg.norm_eps, cfg.groups))

@@ -40,7 +40,7 @@ def as_ours(config: JsonObject, tensors: Mapping[str, TensorInfo], read: Read) -
         values = formats.get(stored[name].format).dequantize(read_rows(name), stored[name].shape)
         if not (values < 0).all():
             refuse("the GGUF file", f"tensor {shorten(name)!r}", "holds a decay that is not below 0")
-        return np.log(-values.astype(np.float64)).astype(np.float32).view(np.uint8)
+        return np.log(-values.astype(np.float64)).astype(np.float32).reshape(-1).view(np.uint8)
 
     return infos, read_ours
 

@@ -110,6 +110,9 @@ class CpuBackend:
         from roofline.backends.cpu.select import check_threads_of_ranks
 
         check(self._compile(request, share))
+        guesser = request.compile_guesser(_target(request.options), share)
+        if guesser is not None:
+            check(guesser)
         check_threads_of_ranks(request.options.threads, request.options.ranks)
 
     def rank_device(self, options: LoadOptions, rank: int) -> str:
@@ -137,9 +140,10 @@ class CpuBackend:
         checkpoint, options = request.checkpoint, request.options
         isa, threads = _choose(options)
         without_places = replace(request, options=replace(options, max_adapters=0))
-        plain = self._compile(without_places, ranks.share if ranks is not None else None)
-        guesser = request.compile_guesser(_target(options))
-        program = plain if guesser is None else without_places.compile(_target(options), keeps_hidden=True)
+        share = ranks.share if ranks is not None else None
+        plain = self._compile(without_places, share)
+        guesser = request.compile_guesser(_target(options), share)
+        program = plain if guesser is None else without_places.compile(_target(options), share, keeps_hidden=True)
         if options.max_adapters:
             program = adapt(program, options.max_adapter_rank)
         with ThreadPoolExecutor(1) as pool:

@@ -180,7 +180,7 @@ class CpuExecutable:
         executable = cls(model, image, capacity, isa=isa, threads=threads, roofs=roofs, exchange=exchange)
         if guesser is not None:
             executable.guesser = executable.variant(
-                guesser, replace(capacity.limits, state_slots=0), capacity.num_pages
+                guesser, replace(capacity.limits, state_slots=0), capacity.num_pages, group
             )
         return executable
 
@@ -191,10 +191,13 @@ class CpuExecutable:
         model = self._model
         self.fingerprint = _fingerprint(model.identity.weights_hash, program_hash, self.isa, model.kv_dtype)
 
-    def variant(self, program: "Program", limits: BatchLimits, num_pages: int) -> "CpuExecutable":
+    def variant(
+        self, program: "Program", limits: BatchLimits, num_pages: int, group: "RankGroup | None" = None
+    ) -> "CpuExecutable":
         """Another trace of the same model on the same packed weights, with a cache and a batch of its own.
 
-        program: compiled for the same target and cache; it may lack weights of ours, not have others.
+        program: compiled for the same target and cache; it may lack weights of ours, not have others; group: who shares
+        its matrices, where it is one rank's.
         """
         from roofline.backends.cpu.exchange import exchanges
         from roofline.backends.cpu.lower import keep_operands, lower
@@ -203,7 +206,7 @@ class CpuExecutable:
         planned = keep_operands(program)
         identity = Identity(self._model.identity.weights_hash, program_hash(program))
         model = replace(_model(planned, lower(planned, self.layout), identity), packed=self._model.packed)
-        capacity, exchange = Capacity(limits, self.max_context, num_pages), partial(exchanges, planned, group=None)
+        capacity, exchange = Capacity(limits, self.max_context, num_pages), partial(exchanges, planned, group=group)
         return CpuExecutable(model, self.image, capacity, isa=self.isa, threads=self.threads, exchange=exchange)
 
     def headless(self) -> "CpuExecutable":

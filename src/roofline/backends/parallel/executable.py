@@ -10,31 +10,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from roofline.backends.base import Executable, IdentifiesWeights, KeepsState, StepCost
+from roofline.backends.base import IdentifiesWeights, KeepsState, StepCost
+from roofline.backends.parallel.guesser import GUESS, ParallelGuesser, follow_guess
 from roofline.backends.parallel.ranks import RankError, Ranks
+from roofline.backends.parallel.share import ShareExecutable, SharesGuesser
 from roofline.backends.sampling import Sampled, SampleRows
 from roofline.ops.batch import Header
-from roofline.program.ir import Program
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from torch import Tensor
 
 STOP = -1  # tokens of the batch that ends a follower
-
-
-class ShareExecutable(Executable, Protocol):
-    """What a backend makes of the Program of one rank."""
-
-    @property
-    def program(self) -> Program: ...
-
-    def run(self, carried: "Mapping[str, Tensor]") -> "Tensor":
-        """The step's logits, or what the next stage goes on from; carried: what this stage goes on from, by name."""
-
-    def sample_of(self, logits: "Tensor", rows: SampleRows) -> Sampled:
-        """One id for each row of float32 logits [rows, vocab], where `run` or another stage made them."""
 
 
 class Watch(Protocol):
@@ -77,6 +65,10 @@ def follow(inner: ShareExecutable, ranks: Ranks) -> None:
         ranks.share_batch(inner.batch.buffer)
         if inner.batch.tokens == STOP:
             return
+        if inner.batch.tokens == GUESS:
+            assert isinstance(inner, SharesGuesser), "rank 0 was loaded with the same options"
+            follow_guess(inner, ranks)
+            continue
         logits = step.run()
         if logits is not None and logits_to_0:
             ranks.send(logits, 0)
@@ -102,6 +94,8 @@ class ParallelExecutable:
         self._step = _Step(inner, ranks)
         self._logits: Tensor | None = None
         self._failure: RankError | None = None
+        layer = inner.guesser if isinstance(inner, SharesGuesser) else None
+        self.guesser = None if layer is None else ParallelGuesser(layer, ranks, self.batch, self.together)
 
     def forward(self) -> None:
         """Run the step in `batch` on all ranks.
@@ -109,10 +103,14 @@ class ParallelExecutable:
         Raises RankError, from then on every time, when one is lost. After any error the other ranks are ended: what
         they would say next could be taken for an answer to another step.
         """
+        self._logits = self.together(self._run)
+
+    def together(self, run: "Callable[[], Tensor]") -> "Tensor":
+        """Run what the other ranks follow, and return what comes of it. Raises as `forward`."""
         if self._failure is not None:
             raise self._failure
         try:
-            self._logits = self._run()
+            return run()
         except Exception as error:
             lost = isinstance(error, RankError)
             reason = (self._watch.reason() or str(error)) if lost else f"a step failed on rank 0: {error!r}"
@@ -152,6 +150,11 @@ class ParallelExecutable:
             with contextlib.suppress(RankError):  # gone already, which is what is wanted
                 self._ranks.share_batch(self.batch.buffer)
             self._end(5.0)
+
+    def hidden(self) -> np.ndarray:
+        """See `backends.base.KeepsHidden`: these rows are whole on each rank."""
+        assert isinstance(self._inner, SharesGuesser), "loaded with its layer that guesses"
+        return self._inner.hidden()
 
     def _last(self) -> "Tensor":
         assert self._logits is not None, "no step was run"

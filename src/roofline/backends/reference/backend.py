@@ -63,10 +63,11 @@ def _make(request: LoadRequest, threads: int | None, ranks: "Ranks | None") -> "
     if threads is not None:
         torch.set_num_threads(threads)
     options, capacity = request.options, request.capacity
-    program = request.compile(_target(options), ranks.share if ranks is not None else None)
-    plain, guesser = program, request.compile_guesser(_target(options))
+    share = ranks.share if ranks is not None else None
+    program = request.compile(_target(options), share)
+    plain, guesser = program, request.compile_guesser(_target(options), share)
     if guesser is not None:
-        program = request.compile(_target(options), keeps_hidden=True)
+        program = request.compile(_target(options), share, keeps_hidden=True)
     if program.state_groups and not capacity.limits.state_slots:
         raise UnsupportedError(f"a {program.name} model", "this load has no slots for its recurrent state")
     executable = ReferenceExecutable(
@@ -81,7 +82,7 @@ def _make(request: LoadRequest, threads: int | None, ranks: "Ranks | None") -> "
     if guesser is not None:
         executable.take_fingerprint_of(plain)
         limits = replace(capacity.limits, state_slots=0)
-        executable.guesser = executable.variant(guesser, limits, capacity.num_pages)
+        executable.guesser = executable.variant(guesser, limits, capacity.num_pages, ranks)
     return executable, {
         "backend": f"reference (torch, slow), {options.arithmetic} arithmetic",
         "cache": _kv_dtype(options),

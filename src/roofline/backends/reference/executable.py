@@ -76,7 +76,9 @@ class ReferenceExecutable:
         facts = f"reference {program_hash(program)} {self.weights_hash}"
         self.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
 
-    def variant(self, program: Program, limits: BatchLimits, num_pages: int) -> "ReferenceExecutable":
+    def variant(
+        self, program: Program, limits: BatchLimits, num_pages: int, group: "RankGroup | None" = None
+    ) -> "ReferenceExecutable":
         return ReferenceExecutable(
             program=program,
             read=self.read,
@@ -84,6 +86,7 @@ class ReferenceExecutable:
             num_pages=num_pages,
             max_context=self.max_context,
             weights_hash=self.weights_hash,
+            group=group,
         )
 
     def headless(self) -> "ReferenceExecutable":

@@ -17,7 +17,7 @@ def merge(program: Program) -> Program:
     """The Program with fewer, larger linears."""
     readers = Counter(name for instr in program.body for name in instr.weights)
     alone = {name for instr in program.body if instr.has(Trait.WHOLE_VALUES) for name in instr.inputs}
-    alone |= _lone_gates(program)
+    alone = _scaled_to(alone | _lone_gates(program), program)
     groups: dict[tuple[tuple[str, ...], str, int], list[Instr]] = {}
     for instr in program.body:
         # A weight with another reader (the head that embed gathers from) stays as it is.
@@ -52,6 +52,14 @@ def _lone_gates(program: Program) -> set[str]:
             if gate is None or up is None or gate.op != up.op or gate.inputs != up.inputs:
                 lone |= {*instr.inputs}
     return lone
+
+
+def _scaled_to(names: set[str], program: Program) -> set[str]:
+    """The values, and those that they are made of by ops on each element, as factors are."""
+    for instr in reversed(program.body):
+        if instr.output.name in names and instr.has(Trait.BY_COLUMN) and len(instr.inputs) == 1:
+            names = {*names, *instr.inputs}
+    return names
 
 
 def _stack(group: list[Instr], weights: dict[str, Recipe]) -> list[Instr]:
