@@ -27,6 +27,7 @@ from benchmarks.gpu_kernels_case import (
     of,
     result,
 )
+from benchmarks.gpu_kernels_rows import Rows
 from benchmarks.gpu_kernels_state import States
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.kernels import (
@@ -50,7 +51,7 @@ __all__ = ["TINY", "Bench", "Case", "Shapes", "error", "errors"]
 
 
 @dataclass(frozen=True)
-class Bench(States):
+class Bench(States, Rows):
     """Makes cases on a device."""
 
     def cases(self) -> Iterator[Callable[[], Case]]:
@@ -87,6 +88,7 @@ class Bench(States):
         yield partial(self.slots, decodes, s.many)
         yield from self._products()
         yield from self._attention()
+        yield from self._compressed()
         yield partial(self.routed, s.some, 8, 2, True)
         yield partial(self.routed, s.some, 60, 4, False)
         yield partial(self.combined, s.some, 2)
@@ -141,6 +143,25 @@ class Bench(States):
         yield partial(self.lora, s.some, 16)
         yield partial(self.lora, s.some, 64)
         yield partial(self.lora, s.some, 16, F16)
+
+    def _compressed(self) -> Iterator["partial[Case]"]:
+        s = self.shapes
+        prompt, some = [(s.context, s.context)], [(1, s.context)] * s.sequences[1]
+        for back in (False, True):
+            for rows in (*s.few, s.many):
+                yield partial(self.by_head, rows, back)
+            yield partial(self.by_head, s.few[-1], back, exact=True)
+        yield partial(self.by_head, s.few[-1], False, dtype=F16)
+        for tokens in (s.few[-1], s.many):
+            yield partial(self.rows_written, tokens)
+        for n in s.sequences:
+            yield partial(self.over_rows, [(1, s.context)] * n)
+        for step in ([*some, (s.context // 2, s.context - 3)], prompt):
+            yield partial(self.over_rows, step)
+        for step in (some, prompt):
+            yield partial(self.over_rows, step, exact=True)
+        if self.chip.fp8:
+            yield partial(self.over_rows, some, cache=self.chip.fp8)
 
     def _attention(self) -> Iterator["partial[Case]"]:
         s = self.shapes

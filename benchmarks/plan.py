@@ -67,7 +67,7 @@ def loop(executable: Executable, workload: tuple[int, int, int]) -> Run:
 
 def compare(model: str) -> tuple[Calibration, list[Compared]]:
     """Measure, plan, and set the one beside the other."""
-    split, roofs = split_on_host(*shape_of(model, "")), roofs_of(THIS_MACHINE)
+    split, roofs = split_on_host(*shape_of(model, "", on_host=True)), roofs_of(THIS_MACHINE)
     loaded = bundle.load(model, text=False)
     executable = loaded.executable
     rows: list[Compared] = []

@@ -128,9 +128,10 @@ class CopiesWeights(Protocol):
 @runtime_checkable
 class HoldsCompressedRows(Protocol):
     """A backend whose cache may hold the compressed rows of attention instead of the keys and values that are made of
-    them (`models.latent`): its models are loaded so."""
+    them (`models.latent`)."""
 
-    holds_compressed_rows: bool
+    def holds_compressed_rows(self, options: LoadOptions, config: JsonMapping) -> bool:
+        """Whether a model that has such rows is loaded so. config: fields of its ModelConfig."""
 
 
 @runtime_checkable

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from roofline.backends.compressed_rows import holds_compressed_rows
+from roofline.backends.options import LoadOptions
 from roofline.bundle.reader import is_bundle, open_bundle
 from roofline.bundle.text_side import load_text
 from roofline.common import extensions
@@ -100,8 +102,10 @@ def open_shape(model: str) -> ModelShape:
     return ModelShape(model, checkpoint.kind, checkpoint.config, checkpoint.tensors, notes=notes)
 
 
-def in_latent_form(shape: ModelShape, latent: bool) -> ModelShape:
-    """The shape with the matrices that a backend takes of attention over compressed rows (`weights.latent_form`)."""
+def as_loaded(shape: ModelShape, backend: str) -> ModelShape:
+    """The shape with the matrices that a backend, by its name, takes of attention over compressed rows
+    (`weights.latent_form`)."""
+    latent = holds_compressed_rows(LoadOptions(backend=backend), shape.config)
     config = latent_config(dict(shape.config), latent)
     if bool(shape.config.get("latent")) == latent or not config.get("kv_rank"):
         return shape

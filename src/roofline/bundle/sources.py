@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roofline.backends import table
-from roofline.backends.backend import HoldsCompressedRows, RunsBundles
+from roofline.backends.backend import RunsBundles
+from roofline.backends.compressed_rows import holds_compressed_rows
 from roofline.backends.options import LoadOptions
 from roofline.bundle import bundle_cache, origins
 from roofline.bundle.manifest import PlaceError
@@ -46,7 +47,7 @@ def open_source(
     """
     path, model = _open_source(source, options, progress, needs_text, warns)
     if not isinstance(model, Bundle):
-        model = _in_form(model, _holds_rows(options))
+        model = _in_form(model, options)
     config = model.manifest.config if isinstance(model, Bundle) else model.config
     scaling, longest = config.get("rope_scaling"), config.get("max_position")
     # A bundle's configuration is checked where it is loaded: until then any value may be anything.
@@ -63,7 +64,7 @@ def open_source(
     if isinstance(model, Bundle):
         from roofline.weights import checkpoint
 
-        model = _in_form(checkpoint.open_checkpoint(path), _holds_rows(options))
+        model = _in_form(checkpoint.open_checkpoint(path), options)
     return path, replace(model, config={**model.config, "max_position": int(original)})
 
 
@@ -81,7 +82,7 @@ def _open_source(
     if source.startswith("preset:"):
         from roofline.weights.random_weights import preset_checkpoint
 
-        return path, preset_checkpoint(source, weights, _holds_rows(options))
+        return path, preset_checkpoint(source, weights, lambda config: holds_compressed_rows(options, config))
     if not is_bundle(path):
         extensions.load()
         from roofline.weights import sources
@@ -112,23 +113,18 @@ def _open_source(
     from roofline.weights.latent_form import latent_config
     from roofline.weights.random_weights import parse, random_checkpoint
 
-    config = latent_config(checkpoint.read_config(path), _holds_rows(options))
+    plain = checkpoint.read_config(path)
+    config = latent_config(plain, holds_compressed_rows(options, plain))
     return path, random_checkpoint(config, *parse(weights))
 
 
-def _holds_rows(options: LoadOptions) -> bool:
-    """Whether the backend's cache holds the compressed rows of attention."""
-    backend = table.get(options.backend)
-    return isinstance(backend, HoldsCompressedRows) and backend.holds_compressed_rows
-
-
-def _in_form(checkpoint: "Checkpoint", latent: bool) -> "Checkpoint":
-    """A checkpoint with the matrices that a backend takes of attention over compressed rows."""
+def _in_form(checkpoint: "Checkpoint", options: LoadOptions) -> "Checkpoint":
+    """A checkpoint with the matrices that the options' backend takes of attention over compressed rows."""
     if not checkpoint.config.get("kv_rank"):
         return checkpoint
     from roofline.weights.latent_form import latent_form
 
-    return latent_form(checkpoint, latent)
+    return latent_form(checkpoint, holds_compressed_rows(options, checkpoint.config))
 
 
 def open_checkpoint(source: str, options: LoadOptions) -> "Checkpoint":
@@ -175,7 +171,7 @@ def _compile(
     from roofline.weights import checkpoint
 
     count = int(choose_threads(threads).value)
-    opened = _in_form(checkpoint.open_checkpoint(path), latent=True)
+    opened = _in_form(checkpoint.open_checkpoint(path), LoadOptions(backend="cpu"))
     written = write_bundle(opened, out, threads=count, needs_text=needs_text, report=report)
     origins.remember(written.bundle_id, BundleOrigin(str(path.resolve()), key))
     return written

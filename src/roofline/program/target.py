@@ -85,7 +85,7 @@ GPU = Target(
     matrix_layout="device",
     vector_layout="f32",
     activations="bf16",
-    fusions=("linear_silu_mul", "rope_kv_write", "qkv_write", "rope_queries", "add_norm"),
+    fusions=("linear_silu_mul", "rope_kv_write", "qkv_write", "rope_queries", "rope_latent_write", "add_norm"),
 )
 _TARGETS = {CPU.name: CPU, PLAIN.name: PLAIN, GPU.name: GPU}
 # Of a matrix layout: formats of files -> the format that stands in for it in memory, where kernels read another one. On

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,10 +97,13 @@ def pooled_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
     return replace(plain, bytes_of=read)
 
 
-def preset_checkpoint(source: str, weights: str | None, latent: bool = False) -> Checkpoint:
-    """Random weights in a named shape: "preset:NAME", a name of `models.presets`; latent: with the matrices of that
-    form (`latent_form`). Raises ConfigError."""
-    config = latent_config(preset(source.removeprefix(PRESET)), latent)
+def preset_checkpoint(
+    source: str, weights: str | None, latent: Callable[[JsonObject], bool] = lambda config: False
+) -> Checkpoint:
+    """Random weights in a named shape: "preset:NAME", a name of `models.presets`; latent: whether a configuration is to
+    have the matrices of that form (`latent_form`). Raises ConfigError."""
+    plain = preset(source.removeprefix(PRESET))
+    config = latent_config(plain, latent(plain))
     if weights is None:
         raise ConfigError(f"{source} is a shape without weights: say weights='random:SEED'")
     return random_checkpoint(config, *parse(weights))

@@ -43,6 +43,19 @@ MODELS = {
         },
         "BF16",
     ),
+    "deepseek-latent": (
+        {
+            **{**MIXTRAL, "family": "deepseek", "kv_heads": LLAMA["heads"], "rope_style": "interleaved", "q_rank": 24},
+            **{"rotary_dim": LLAMA["head_dim"] // 2, "value_dim": 8, "kv_rank": 40, "dense": [0], "dense_ffn": 64},
+            **{"renormalise": False, "shared_ffn": 64, "latent": True},
+        },
+        "BF16",
+    ),
+    "youtu-latent": (
+        {**LLAMA, "family": "youtu", "heads": 6, "kv_heads": 6, "head_dim": 40, "rotary_dim": 8, "kv_rank": 96}
+        | {"value_dim": 32, "latent": True, "rope_style": "interleaved"},
+        "Q4_0",
+    ),
     "heads-of-20": ({**LLAMA, "head_dim": 20}, "BF16"),
     "heads-of-36": ({**LLAMA, "family": "qwen", "qk_norm": True, "heads": 8, "head_dim": 36}, "Q8_0"),
     "heads-of-9": ({**LLAMA, "family": "mpt", "width": 36, "kv_heads": 4, "head_dim": 9, "positions": "alibi"}, "BF16"),

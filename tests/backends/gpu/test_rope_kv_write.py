@@ -153,6 +153,42 @@ def test_rope_kv_write(case):
         assert layer.isnan().all(), "written where no token of the step belongs"
 
 
+@pytest.mark.parametrize(
+    ("heads", "turned", "rank", "style", "factors", "dtype", "cache", "chip"),
+    [
+        (3, 64, 512, "interleaved", {}, "bfloat16", "bfloat16", "sm_90"),
+        (9, 8, 40, "half", {"beta": 0.5, "context": 8}, "float32", "float16", "gfx942"),
+        (1, 32, 256, "interleaved", {"beta": 0.5, "context": 8}, "bfloat16", "float8_e4m3fn", "sm_90"),
+    ],
+)
+def test_compressed_rows(heads, turned, rank, style, factors, dtype, cache, chip):
+    """q and one row behind it, which is all that the cache holds of a token."""
+    from roofline.backends.gpu.kernels.rope_kv_write import rope_kv_write
+
+    batch, slots, _ = step([5, 1, 2], [0, 20, 9], capacity=11)
+    dim, table = turned + rank, RopeTable(turned, 1e4, style)
+    qk = (3 * torch.randn(11, (heads + 1) * dim)).to(getattr(torch, dtype))
+    q = torch.full((11, heads * dim), float("nan"), dtype=qk.dtype)
+    rows = torch.full((SCRATCH + 1, 1, PAGE_TOKENS, dim), float("nan")).to(getattr(torch, cache))
+    rope_kv_write(
+        chips.get(chip), qk, torch.from_numpy(batch.positions), slots,
+        tuple(map(torch.from_numpy, cos_sin(table, np.arange(32)))), None, 0.0,
+        interleaved=style == "interleaved", q=q, k=rows, v=None,
+        factors=torch.from_numpy(PositionFactors(**factors).at(np.arange(32))) if factors else None,
+    )  # fmt: skip
+    segments = ContiguousCache(1).step([(0, 5, 0), (5, 6, 0), (6, 8, 0)], range(3))
+    positions = torch.from_numpy(batch.positions[:8].astype("int64"))
+    want_q, written = ops.rope_latent_write(
+        qk[:8].float(), positions, segments, table=table, heads=heads, layer=0, **factors
+    )
+    want = torch.cat([written.read(0, index)[0] for index in range(3)])
+    assert ((q[:8].float() - want_q).abs() <= half_step(want_q, q.dtype)).all()
+    got = rows.float()[slots[:8] // PAGE_TOKENS, :, slots[:8] % PAGE_TOKENS]
+    assert ((got - want).abs() <= half_step(want, rows.dtype)).all()
+    rows[slots // PAGE_TOKENS, :, slots % PAGE_TOKENS] = float("nan")
+    assert rows.float().isnan().all(), "written where no token of the step belongs"
+
+
 def test_q_may_stay_where_it_is():
     from roofline.backends.gpu.kernels.rope_kv_write import rope_kv_write
 

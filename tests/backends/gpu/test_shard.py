@@ -31,6 +31,11 @@ MODELS = {
     "llama": (LLAMA, "BF16"),
     "two layers": ({**LLAMA, "layers": 2}, "BF16"),
     "qwen": ({**LLAMA, "family": "qwen", "attention_bias": True}, "Q4_1"),
+    "compressed rows": (
+        {**LLAMA, "family": "youtu", "kv_heads": 4, "head_dim": 24, "rotary_dim": 8, "kv_rank": 32, "value_dim": 16}
+        | {"latent": True, "rope_style": "interleaved"},
+        "BF16",
+    ),
     "alibi": ({**LLAMA, "family": "mpt", "kv_heads": 4, "positions": "alibi", "bias": True}, "F16"),
 }
 LIMITS = BatchLimits(tokens=64, segments=4, rows=8, pages=64)
@@ -45,7 +50,7 @@ CHUNKS = [
 def program(name, exact, share):
     config, form = MODELS[name]
     source = random_checkpoint(config, seed=3, form=form)
-    cfg = ModelConfig.of(source.config)
+    cfg = registry.config_of(source.config)
     wanted = target.gpu("f16" if form == "F16" else "bf16", exact)
     return compile_program(registry.get(cfg.family), cfg, source.tensors, wanted, share=share), source
 
@@ -77,7 +82,8 @@ def logits(kind, name, steps=CHUNKS, exact=False):
 
 
 @pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("two layers", "qwen")), "alibi"]
+    "name",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("two layers", "qwen", "compressed rows")), "alibi"],
 )
 def test_ranks_equal_the_reference_s_ranks(name):
     """Up to where 16-bit rounding falls."""

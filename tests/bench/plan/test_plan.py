@@ -12,7 +12,7 @@ import pytest
 
 from roofline.backends.gpu.backend import RESERVED
 from roofline.backends.simulated.calibration import Calibration
-from roofline.bench.plan.arrangements import Arrangement, arrangements, place_of
+from roofline.bench.plan.arrangements import Arrangement, Place, arrangements, place_of
 from roofline.bench.plan.assumptions import (
     HOST_ARITHMETIC,
     HOST_READS,
@@ -31,11 +31,14 @@ from roofline.bench.report.throughput import Slo
 from roofline.bench.report.words import digits
 from roofline.bench.results.store import read_points
 from roofline.bench.traffic.traffic import Traffic, TrafficRequest, write_traffic
+from roofline.bundle import load
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.common.units import human_seconds
 from roofline.hardware.roofs import Roofs
+from roofline.ops.batch import PAGE_TOKENS
 from roofline.program.rates import ProgramSpeeds
 from tests.command_line import CommandResult, call_roofline
+from tests.models import latent_config
 
 REPOSITORY = Path(__file__).parents[3]
 STEP = (2048, 256)
@@ -45,6 +48,23 @@ CASE = Case("llama-3.2-1b", "", "MI300X", 1, (1, 8), (Lengths(128, 32),), "128+3
 @functools.cache
 def ways(model: str, dtype: str, chip: str, count: int, longest: int = 768) -> list[Arrangement]:
     return arrangements(*shape_of(model, dtype), place_of(chip, count, None), longest, STEP)
+
+
+@pytest.mark.parametrize("chip", ["", "H100 SXM"])
+def test_the_cache_of_compressed_rows_is_counted_as_a_load_takes_it(tmp_path: Path, chip: str) -> None:
+    """On this machine, whose roofs are made up, and on a GPU."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(latent_config.DEEPSEEK), encoding="utf-8")
+    case = replace(CASE, model=str(path), chip=chip, concurrency=(1,), lengths=(Lengths(16, 4),))
+    roofs = Roofs(None, 1e12, 1e11, ((1 << 30, 1e11),), threads=1, chip="a host")
+    host = Place(name="a host", product=None, count=1, memory=1 << 34, roofs=roofs)
+    planned = plan(case, place_of(chip, 1, None) if chip else host, Calibration())
+    assert planned.kv_token_bytes == latent_config.ROW_BYTES
+    if chip:  # a load there is in tests/backends/gpu/test_latent_models.py
+        return
+    executable = load(str(path), weights="random:1", text=False, cache_tokens=64, max_model_len=64).executable
+    assert executable.page_bytes == PAGE_TOKENS * planned.kv_token_bytes
+    executable.close()
 
 
 @pytest.mark.slow

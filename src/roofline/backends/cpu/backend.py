@@ -58,7 +58,9 @@ class CpuBackend:
     """See `backends.backend`."""
 
     copies_weights = True
-    holds_compressed_rows = True
+
+    def holds_compressed_rows(self, options: LoadOptions, config: JsonMapping) -> bool:
+        return True
 
     def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
         return replace(options, kv_cache_dtype=host_kv_dtype(options.kv_cache_dtype))

@@ -36,6 +36,12 @@ class GpuBackend:
 
     copies_weights = True
 
+    def holds_compressed_rows(self, options: LoadOptions, config: JsonMapping) -> bool:
+        """Where the kernel has rows that wide. Adapters change the matrix that makes keys and values of the rows."""
+        from roofline.backends.gpu.partials import takes_rows
+
+        return not options.max_adapters and takes_rows(int(config["rotary_dim"]), int(config["kv_rank"]))
+
     def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
         if neighbours.replicas == 1:
             return options
@@ -201,7 +207,7 @@ def scratch_bytes(program: "Program", limits: BatchLimits) -> int:
 
     sizes = [recipe.shape for recipe in program.weights.values() if len(recipe.shape) == 2]
     widened = max(2 * rows * columns + 2 * limits.tokens * rows for rows, columns in sizes)
-    partial = max(4 * workspace_limit(group.head_dim) for group in program.kv_groups.values())
+    partial = max(4 * workspace_limit(group.value_dim or group.head_dim) for group in program.kv_groups.values())
     return max(widened, partial) + sum(value.type.row_bytes * limits.tokens for value in program.carried)
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class ReferenceBackend:
     """See `backends.backend`."""
 
-    holds_compressed_rows = True
+    def holds_compressed_rows(self, options: LoadOptions, config: JsonMapping) -> bool:
+        return True
 
     def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
         name = options.kv_cache_dtype

@@ -30,6 +30,12 @@ class SimulatedBackend:
 
     copies_weights = True
 
+    def holds_compressed_rows(self, options: LoadOptions, config: JsonMapping) -> bool:
+        """As the backend that would compute on the device."""
+        from roofline.backends.compressed_rows import holds_compressed_rows
+
+        return holds_compressed_rows(LoadOptions(backend=_simulated(options.device)), config)
+
     def resolve(self, options: LoadOptions, neighbours: Neighbours) -> LoadOptions:
         from roofline.hardware.chips.products import titled
 
@@ -67,12 +73,18 @@ class SimulatedBackend:
 BACKEND = SimulatedBackend()
 
 
+def _simulated(device: str) -> str:
+    """The name of the backend that computes on a device."""
+    from roofline.hardware.chips.products import titled
+
+    return "cpu" if device == THIS_MACHINE or titled(device).host else "gpu"
+
+
 def step_of(device: str) -> tuple[int, int]:
     """Tokens and sequences of the largest step, where no option says them."""
     from roofline.backends.gpu.backend import STEP
-    from roofline.hardware.chips.products import titled
 
-    return HOST_STEP if device == THIS_MACHINE or titled(device).host else STEP
+    return HOST_STEP if _simulated(device) == "cpu" else STEP
 
 
 def roofs_of(device: str) -> "Roofs | SheetRoofs":

@@ -95,4 +95,4 @@ def host_program(model: str, kv_cache_dtype: str = "auto") -> "Program":
     from roofline.backends.fit import split_on_host
     from roofline.bench.plan.plan import shape_of
 
-    return split_on_host(*shape_of(model, ""), kv_cache_dtype).parts[0].program
+    return split_on_host(*shape_of(model, "", on_host=True), kv_cache_dtype).parts[0].program

@@ -161,7 +161,7 @@ def plan(case: Case, place: Place, calibration: Calibration | Calibrate, tell: T
 
     from roofline.program.restate import nbytes
 
-    shape, config = shape_of(case.model, case.dtype)
+    shape, config = shape_of(case.model, case.dtype, on_host=place.is_host)
     longest = max(each.prompt + each.answer for each in case.lengths)
     fitting = arrangements(shape, config, place, longest, case.step, case.kv_cache_dtype)
     chosen = [each for each in fitting if case.devices in (None, each.devices)]
@@ -198,12 +198,12 @@ def _of_copy(arrangement: Arrangement, part_bytes: Sequence[int]) -> int:
     return sum(part_bytes) * (arrangement.devices // len(part_bytes))
 
 
-def shape_of(model: str, dtype: str) -> "tuple[ModelShape, ModelConfig]":
-    """A model's shape, in a format where one is named, and its configuration."""
-    from roofline.bundle.shape import shape_in
+def shape_of(model: str, dtype: str, on_host: bool = False) -> "tuple[ModelShape, ModelConfig]":
+    """A model's shape, in a format where one is named, and its configuration, as GPUs or, `on_host`, CPUs load it."""
+    from roofline.bundle.shape import as_loaded, shape_in
     from roofline.models.registry import configure
 
-    shape = shape_in(model, dtype)
+    shape = as_loaded(shape_in(model, dtype), "cpu" if on_host else "gpu")
     return shape, configure(shape.config)[1]
 
 

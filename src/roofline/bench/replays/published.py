@@ -154,13 +154,13 @@ def _rate(model: str, chip: str, form: str, count: int, step: tuple[str, int, in
 def _speeds(model: str, chip: str, form: str, count: int) -> ProgramSpeeds | None:
     """Of one of `count` dies that share the model, at their data sheet."""
     from roofline.backends.gpu.program import compile_for_gpu
-    from roofline.bundle.shape import shape_in
+    from roofline.bundle.shape import as_loaded, shape_in
     from roofline.hardware.chips.chips import chips
     from roofline.hardware.chips.products import sheet_roofs, titled
     from roofline.models.registry import configure
     from roofline.program.passes.price import in_file
 
-    product, shape = titled(chip), shape_in(model, form)
+    product, shape = titled(chip), as_loaded(shape_in(model, form), "gpu")
     roofs = sheet_roofs(product)
     if roofs is None:
         return None

@@ -69,13 +69,13 @@ def limits_here(model: str, kv_cache_dtype: str = "auto", dtype: str = "") -> Mo
     """
     from roofline.backends.capacity import host_kv_dtype
     from roofline.backends.cpu.roofs import ensure_roofs, recheck_roofs
-    from roofline.bundle.shape import in_latent_form, shape_in
+    from roofline.bundle.shape import as_loaded, shape_in
     from roofline.hardware.detect import detect
     from roofline.models.registry import configure
     from roofline.program.compile import compile_program
     from roofline.program.target import CPU, with_cache
 
-    shape = in_latent_form(shape_in(model, dtype), latent=True)
+    shape = as_loaded(shape_in(model, dtype), "cpu")
     family, config = configure(shape.config)
     program = compile_program(family, config, shape.tensors, with_cache(CPU, host_kv_dtype(kv_cache_dtype)))
     (roofs, checks), machine = recheck_roofs(), detect()
@@ -116,12 +116,12 @@ def limits_of_product(model: str, chip: str, count: int = 1, dtype: str = "") ->
     """
     from roofline.backends.gpu.program import compile_for_gpu
     from roofline.backends.options import LoadOptions
-    from roofline.bundle.shape import shape_in
+    from roofline.bundle.shape import as_loaded, shape_in
     from roofline.hardware.chips.chips import chips
     from roofline.hardware.chips.products import sheet_roofs, titled
     from roofline.models.registry import configure
 
-    product, shape = titled(chip), shape_in(model, dtype)
+    product, shape = titled(chip), as_loaded(shape_in(model, dtype), "gpu")
     roofs = sheet_roofs(product)
     if roofs is None:
         raise ConfigError(f"the table of products does not know the bandwidth of {product.name}: leave --chip out")

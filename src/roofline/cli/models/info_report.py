@@ -56,7 +56,7 @@ def examine(
     memory: float | None = None,
 ) -> InfoReport:
     """What the command tells of a model. Raises ConfigError, UnsupportedError, CapacityError as the command does."""
-    from roofline.bundle.shape import in_latent_form, open_shape
+    from roofline.bundle.shape import as_loaded, open_shape
     from roofline.hardware.chips import chips, products
     from roofline.models.registry import configure
     from roofline.program.restate import format_named, restate
@@ -68,7 +68,7 @@ def examine(
         product = product.with_memory(memory)
     form = format_named(dtype) if dtype else ""
     on_host = product is None or product.host
-    shape = in_latent_form(open_shape(model), latent=on_host)
+    shape = as_loaded(open_shape(model), "cpu" if on_host else "gpu")
     family, config = configure(shape.config)
     positions = config.max_position
     if context is not None and context > positions:

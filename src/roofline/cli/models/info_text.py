@@ -59,7 +59,7 @@ def show(report: "InfoReport") -> None:
     if latent := _latent_bytes(report):
         ours = report.summary.kv_bytes("bf16")
         out.print(
-            f"on GPUs the cache holds keys and values of every head; their latent rows (MLA), which others keep, would "
+            f"here the cache holds keys and values of every head; their latent rows (MLA), which others keep, would "
             f"take {human_bytes(latent)} a token in bf16, {ours / latent:.1f} times less",
             highlight=False,
         )

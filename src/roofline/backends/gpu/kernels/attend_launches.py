@@ -6,12 +6,13 @@ from typing import Any
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.integers import cdiv, next_power_of_2
 from roofline.backends.gpu.kernels.attend_kernels import SPLIT
-from roofline.backends.gpu.partials import LARGEST_HEAD, PROGRAMS, workspace_limit
+from roofline.backends.gpu.partials import LARGEST_HEAD, PROGRAMS, check_row, workspace_limit
 from roofline.backends.gpu.tiles import Tile
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips.chips import Chip
 
 NAME, MERGE = "attend", "attend_merge"
+ROWS = "attend_rows"  # over compressed rows
 REGIMES = (("decode", 16), ("verify", 32))  # rows of a segment at most; with more it is "prefill"
 
 
@@ -22,7 +23,8 @@ class Launch:
     heads, kv_heads, head_dim, window, exact: of the layer; tile, merge_tile: of the two kernels; head_rows: rows of a
     block that hold one token; segments: the launch's own are [first_segment, segments); tokens: rows up to their last;
     max_query: queries of one of them; blocks: an upper bound, over all of them; splits: programs that share the keys of
-    one block, 1: none, and no merge.
+    one block, 1: none, and no merge; turned: 0, or of compressed rows the columns before those of the value, which
+    head_dim then counts.
     """
 
     heads: int
@@ -39,6 +41,7 @@ class Launch:
     max_query: int
     blocks: int
     splits: int
+    turned: int = 0
 
     @property
     def queries(self) -> int:
@@ -66,6 +69,12 @@ class Launch:
         kinds = {"PARTIAL": partial, "CAPPED": capped, "ALIBI": alibi, "SINKS": sinks and not partial, "WIDE": wide}
         return {**self.constants(), **self.tile.sizes, **kinds}
 
+    def rows_constants(self, *, wide: bool = False) -> dict[str, object]:
+        """All constants of the kernel over compressed rows."""
+        turned = {"TURNED": self.turned, "BLOCK_T": _padded(self.turned), "PARTIAL": self.splits > 1, "WIDE": wide}
+        constants = {**self.constants(), **self.tile.sizes, **turned}
+        return {name: value for name, value in constants.items() if name != "WINDOW"}
+
     def merge_constants(self, sinks: bool = False) -> dict[str, object]:
         """All constants of the second kernel."""
         return {**self.constants(), **self.merge_tile.sizes, "SINKS": sinks}
@@ -78,7 +87,7 @@ def _padded(head_dim: int) -> int:
 def prepare(
     chip: Chip, *, tokens: int, segments: int, max_query: int, max_context: int, heads: int, kv_heads: int,
     head_dim: int, first_segment: int = 0, window: int = 0, exact: bool = False, element_bytes: int = 2,
-    cache_bytes: int = 2, programs: int = PROGRAMS,
+    cache_bytes: int = 2, turned: int = 0, programs: int = PROGRAMS,
 ) -> Launch:  # fmt: skip
     """The launch of a step of these tokens and segments (padded ones included), with at most these queries and keys of
     one segment.
@@ -87,18 +96,21 @@ def prepare(
     its company nor on how its text was cut into steps. element_bytes: of q; cache_bytes: of k and v. programs: as many
     as keep the device busy; keys are split where there are not half as many, if `workspace_limit` allows. Nothing
     depends on what the step's fields hold, so that a launch can be captured in a graph.
-    Raises UnsupportedError for a head_dim above 256.
+    turned: over compressed rows, the columns before those of the value, which head_dim counts.
+    Raises UnsupportedError for a head_dim above 256, of compressed rows for parts that are wider than the kernel has.
     """
-    if not 0 < head_dim <= LARGEST_HEAD:
+    if turned:
+        check_row(turned, head_dim)
+    elif not 0 < head_dim <= LARGEST_HEAD:
         raise UnsupportedError(f"heads of {head_dim} dimensions", f"attention on GPUs has up to {LARGEST_HEAD}", ())
     rows = next_power_of_2(heads // kv_heads)
     regime = "exact" if exact else _regime(heads // kv_heads, max_query)
     facts = {"regime": regime, "dim": _padded(head_dim), "bytes": element_bytes, "cache": cache_bytes}
-    tile, merge_tile = _tile(NAME, chip, exact, **facts), _tile(MERGE, chip, exact, **facts)
+    tile, merge_tile = _tile(ROWS if turned else NAME, chip, exact, **facts), _tile(MERGE, chip, exact, **facts)
     launch = Launch(
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, exact=exact, tile=tile, merge_tile=merge_tile,
         head_rows=min(rows, tile.sizes["BLOCK_M"]), tokens=tokens, first_segment=first_segment, segments=segments,
-        max_query=max_query, blocks=segments - first_segment, splits=1,
+        max_query=max_query, blocks=segments - first_segment, splits=1, turned=turned,
     )  # fmt: skip
     if max_query > launch.queries:
         launch = replace(launch, blocks=(tokens - first_segment) // launch.queries + launch.blocks)

@@ -1,5 +1,7 @@
 """q, k, v of a step's tokens: heads normalised and turned, q to where attend reads it, k and v into the paged cache.
 
+Or q and a compressed row, where the cache holds such rows alone.
+
 float32 from the load to the one rounding at the store. RoPE: Su et al. 2021; norms of single heads: Qwen3.
 """
 
@@ -43,12 +45,13 @@ def _rope_kv_write(
     qkv, positions, slots, cos, sin, q_norm, k_norm, factors, q, k, v,
     qkv_stride, q_stride, page_stride, first_head, heads, kv_heads, eps,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr, NORM_LAST: tl.constexpr,
-    SCALED: tl.constexpr,
+    SCALED: tl.constexpr, VALUES: tl.constexpr,
     FP8_MAX: tl.constexpr, PAGE: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
+    """VALUES: whether v follows k, in what is read and in the cache."""
     token = tl.program_id(0).to(tl.int64)
     head = (first_head + tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]  # q's, then k's, then v's
-    inside = head < heads + 2 * kv_heads
+    inside = head < heads + (2 if VALUES else 1) * kv_heads
     is_q, is_k = head < heads, (head >= heads) & (head < heads + kv_heads)
     is_v = (head >= heads + kv_heads) & inside
     slot = tl.load(slots + token)
@@ -113,8 +116,8 @@ def _rope_kv_write(
 
 def rope_kv_write(
     chip: Chip, qkv: Tensor, positions: Tensor, slots: Tensor, turns: tuple[Tensor, Tensor] | None,
-    norms: tuple[Tensor, Tensor] | None, eps: float, *, interleaved: bool, q: Tensor | None, k: Tensor, v: Tensor,
-    factors: Tensor | None = None, norm_last: bool = False,
+    norms: tuple[Tensor, Tensor] | None, eps: float, *, interleaved: bool, q: Tensor | None, k: Tensor,
+    v: Tensor | None, factors: Tensor | None = None, norm_last: bool = False,
 ) -> None:  # fmt: skip
     """q [tokens, heads * head_dim] and this layer's pages k, v [pages, kv_heads, 16, head_dim] from qkv.
 
@@ -123,12 +126,14 @@ def rope_kv_write(
     kernels/slots.py. turns: cos and sin, float32 [positions, dim / 2], dim <= head_dim (the other dimensions pass
     through), or None: no rope. norms: weights [head_dim] of an RMS norm over each head of q and k, before rope or,
     norm_last, behind it. interleaved: pairs are (2i, 2i + 1) instead of (i, i + dim / 2). q None: only k and v are
-    written, q is read in qkv. k and v may be 8-bit floats of the chip's flavour; values beyond their largest become it.
+    written, q is read in qkv. v None: qkv has none, and the cache holds k alone (`ops.rope_latent_write`). k and v may
+    be 8-bit floats of the chip's flavour; values beyond their largest become it.
     Raises UnsupportedError for another flavour.
     """
     tokens, kv_heads, head_dim = qkv.shape[0], k.shape[1], k.shape[3]
-    heads = qkv.shape[1] // head_dim - 2 * kv_heads
-    assert k.stride() == v.stride(), "pages of k and v lie differently"
+    stored = kv_heads if v is None else 2 * kv_heads
+    heads = qkv.shape[1] // head_dim - stored
+    assert v is None or k.stride() == v.stride(), "pages of k and v lie differently"
     assert k.stride()[1:] == (PAGE_TOKENS * head_dim, head_dim, 1), "a page lies apart"
     if FP8.get(k.dtype, chip.fp8) != chip.fp8:
         dtypes = ("bf16", "f16", chip.fp8) if chip.fp8 else ("bf16", "f16")
@@ -136,20 +141,29 @@ def rope_kv_write(
     half = turns[0].shape[1] if turns else 0
     cos, sin = turns or (slots, slots)
     q_norm, k_norm = norms or (slots, slots)
-    constants = _constants(head_dim, half, interleaved, norms is not None, factors is not None, k.dtype, norm_last)
+    constants = _constants(
+        head_dim, half, interleaved, norms is not None, factors is not None, k.dtype, norm_last, v is not None
+    )
     tile = tiles.choose(NAME, chip, head_dim=head_dim)
     first = heads if q is None else 0
-    groups = cdiv(heads + 2 * kv_heads - first, tile.sizes["HEADS"])
+    groups = cdiv(heads + stored - first, tile.sizes["HEADS"])
     _rope_kv_write[(tokens, groups)](
         qkv, positions, slots, cos, sin, q_norm, k_norm, slots if factors is None else factors,
-        qkv if q is None else q, k, v,
+        qkv if q is None else q, k, k if v is None else v,
         qkv.stride(0), 0 if q is None else q.stride(0), k.stride(0), first, heads, kv_heads, eps,
         **constants, **tile.launch(),
     )  # fmt: skip
 
 
 def _constants(
-    head_dim: int, half: int, interleaved: bool, norm: bool, scaled: bool, cache: torch.dtype, norm_last: bool = False
+    head_dim: int,
+    half: int,
+    interleaved: bool,
+    norm: bool,
+    scaled: bool,
+    cache: torch.dtype,
+    norm_last: bool = False,
+    values: bool = True,
 ) -> dict[str, object]:
     return {
         "HEAD_DIM": head_dim,
@@ -158,6 +172,7 @@ def _constants(
         "NORM": norm,
         "NORM_LAST": norm and norm_last,
         "SCALED": scaled,
+        "VALUES": values,
         "FP8_MAX": torch.finfo(cache).max if cache in FP8 else 0.0,
         "PAGE": PAGE_TOKENS,
         "HALF_BLOCK": next_power_of_2(max(half, 1)),
@@ -178,11 +193,11 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
     bf16, dtypes = torch.bfloat16, {name: dtype for dtype, name in FP8.items()}
     cases = [(64, 32, False, "", bf16), (128, 64, False, "", bf16), (128, 64, False, "norm", bf16)]
     cases += [(128, 64, True, "", bf16), (80, 16, False, "", bf16), (128, 0, False, "", bf16)]
-    cases += [(128, 64, False, "scaled", bf16)]
+    cases += [(128, 64, False, "scaled", bf16), (576, 32, True, "rows", bf16)]
     if chip.fp8:
         cases.append((128, 64, False, "", dtypes[chip.fp8]))
     for head_dim, half, interleaved, form, cache in cases:
-        norm, scaled = form == "norm", form == "scaled"
+        norm, scaled, rows = form == "norm", form == "scaled", form == "rows"
         tile = tiles.choose(NAME, chip, head_dim=head_dim)
         stored = FP8.get(cache, "bf16")
         types = pointers(
@@ -192,13 +207,13 @@ def compilations(chip: Chip) -> Iterator[Compilation]:
             q="bf16", k=stored, v=stored,
         )  # fmt: skip
         case = f"head_dim={head_dim} dim={2 * half} interleaved={interleaved} norm={norm} cache={stored}"
-        case += " scaled" if scaled else ""
+        case += " scaled" if scaled else " rows" if rows else ""
         yield Compilation(
             kernel=NAME,
             case=case,
             function=_rope_kv_write,
             signature=types | {"eps": "fp32"},
-            constants=_constants(head_dim, half, interleaved, norm, scaled, cache),
+            constants=_constants(head_dim, half, interleaved, norm, scaled, cache, values=not rows),
             tile=tile,
             aligned=("qkv_stride", "q_stride", "page_stride"),
             large=("k", "v"),

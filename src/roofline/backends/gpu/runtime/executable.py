@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +32,7 @@ from roofline.ops.batch import PAGE_TOKENS, Batch, BatchLimits
 from roofline.ops.collectives import RankGroup
 from roofline.ops.position_factors import PositionFactors
 from roofline.ops.rope_tables import RopeTable, cos_sin
+from roofline.ops.traits import Trait
 from roofline.program.ir import KvGroup, Program
 from roofline.program.text import program_hash
 
@@ -380,7 +382,8 @@ def _turns(table: RopeTable, positions: int, device: str) -> "tuple[Tensor, Tens
 
 
 def _cache(group: KvGroup, pages: int, device: str) -> "tuple[Tensor, Tensor]":
-    """k, v [layers, pages + 1, kv_heads, 16, head_dim]; the last page is for rows that are nobody's.
+    """k, v [layers, pages + 1, kv_heads, 16, head_dim]; the last page is for rows that are nobody's. Of compressed rows
+    v is a view of k's columns that are values.
 
     Raises UnsupportedError for a format that no kernel reads.
     """
@@ -389,13 +392,15 @@ def _cache(group: KvGroup, pages: int, device: str) -> "tuple[Tensor, Tensor]":
     if group.format not in dtypes():
         raise UnsupportedError(f"a cache of {group.format!r} on a GPU", "its kernels do not read it", ("bf16", "fp8"))
     shape = (group.layers, pages + 1, group.kv_heads, PAGE_TOKENS, group.head_dim)
-    k, v = (torch.empty(shape, dtype=dtypes()[group.format], device=device) for _ in range(2))
-    return k, v
+    k = torch.empty(shape, dtype=dtypes()[group.format], device=device)
+    return k, k[..., -group.value_dim :] if group.value_dim else torch.empty_like(k)
 
 
 def _scratch_bytes(program: Program, weights: DeviceWeights, products: Products, tokens: int) -> int:
     """The most that one launch of a step of up to so many tokens may want: products, attention's partial results."""
     from roofline.backends.gpu.partials import workspace_limit
 
-    scratch_bytes = max(products.scratch_bytes(parts, tokens) for parts in weights.shapes())
-    return max(scratch_bytes, *(4 * workspace_limit(group.head_dim) for group in program.kv_groups.values()))
+    scratch_bytes = [products.scratch_bytes(parts, tokens) for parts in weights.shapes()]
+    scratch_bytes += [4 * workspace_limit(group.value_dim or group.head_dim) for group in program.kv_groups.values()]
+    of_heads = {instr.weights[0] for instr in program.body if instr.has(Trait.HEAD_PRODUCT)}
+    return max([*scratch_bytes, *(2 * prod(program.weights[name].shape) for name in of_heads)])  # widened

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.memory.requirements import layer_of
 from roofline.backends.gpu.memory.weights import DeviceWeights
-from roofline.backends.gpu.runtime import lower_experts, lower_state
+from roofline.backends.gpu.runtime import lower_experts, lower_latent, lower_state
 from roofline.backends.gpu.runtime.adapters import DeviceAdapters
 from roofline.backends.gpu.runtime.matmul import Products
 from roofline.backends.gpu.runtime.step import GpuStep, dtypes
@@ -231,6 +231,8 @@ def _attend(low: Lowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.attend_launches import prepare_all, workspace_floats
     from roofline.ops.attention import log2_slopes
 
+    if instr.attr("value_dim"):
+        return lower_latent.attend(low, instr)
     cache, layer, heads = instr.inputs[1], instr.attr("layer"), instr.attr("heads")
     kv_heads, head_dim = low.program.types()[cache].trailing
     among = heads, instr.attr("first_head"), instr.attr("all_heads")
@@ -241,8 +243,7 @@ def _attend(low: Lowering, instr: Instr) -> Launch:
     def launch(step: GpuStep) -> None:
         key = tuple(shape.items())
         if key not in step.launches:  # the same for all layers
-            sizes = {name: n for name, n in vars(step.sizes).items() if name not in ("rows", "adapted")}
-            step.launches[key] = prepare_all(low.chip, **sizes, **shape, exact=low.exact)
+            step.launches[key] = prepare_all(low.chip, **step.sizes.of_attention(), **shape, exact=low.exact)
         k, v = (pages[layer] for pages in step.caches[kv_group_of(cache)])
         names = ("seg_start", "context_len", "page_start", "pages")
         sinks = low.weights.vectors[instr.weights[0]] if instr.weights else None
@@ -361,6 +362,8 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "qkv_write": _rope_kv_write,
     "rope_queries": _rope_queries,
     "scale_by_position": _scale_by_position,
+    "rope_latent_write": lower_latent.rope_latent_write,
+    "head_linear": lower_latent.head_linear,
     "attend": _attend,
     "silu": _activated,
     "gelu": _activated,
@@ -389,10 +392,12 @@ def without_kernel(program: Program) -> tuple[str, ...]:
 
 
 def check_attention(program: Program) -> None:
-    """Raises UnsupportedError for heads that are too wide."""
+    """Raises UnsupportedError for heads and compressed rows that are too wide."""
     from roofline.backends.gpu.partials import LARGEST_HEAD
 
-    widest = max((group.head_dim for group in program.kv_groups.values()), default=0)
+    lower_latent.check_rows(program)
+    heads = (group for group in program.kv_groups.values() if not group.value_dim)
+    widest = max((group.head_dim for group in heads), default=0)
     if widest > LARGEST_HEAD:
         reason = f"attention on GPUs has up to {LARGEST_HEAD}"
         raise UnsupportedError(f"heads of {widest} dimensions on a GPU", reason, ("backend=cpu", "backend=reference"))

@@ -32,14 +32,18 @@ class StepSizes:
     decodes: int = 0
     adapted: bool = False
 
+    def of_attention(self) -> dict[str, int]:
+        """Those that say how attention is cut into launches, by name."""
+        return {name: size for name, size in vars(self).items() if name not in ("rows", "adapted")}
+
 
 @dataclass
 class GpuStep:
     """One step's sizes and tensors; `values` are views of the arena, made when first asked for.
 
     types, places: of the Program's values; fields: batch fields, int32, as long as `sizes` says; slots int64 [tokens];
-    caches: kv group -> (k, v), each [layers, pages, kv_heads, 16, head_dim]; states: state group -> float32 [slots,
-    layers, values of a layer]; scratch uint8: for one launch at a time;
+    caches: kv group -> (k, v), each [layers, pages, kv_heads, 16, head_dim], of compressed rows v the last columns of
+    k; states: state group -> float32 [slots, layers, values of a layer]; scratch uint8: for one launch at a time;
     launches: how attention is cut into programs, the same for all layers of a kind; schedules: of experts, by the value
     that says where rows go.
     """

@@ -33,8 +33,8 @@ class FleetPlan:
 def replica_of(spec: FleetSpec) -> tuple[Arrangement, Calibration]:
     """One replica of a fleet. Raises as `arrangements`, ConfigError where so many devices cannot share the model."""
     model, requests = spec.model, Requests(spec.traffic)
-    shape, config = shape_of(model.name, model.dtype)
     place = place_of(model.chip, model.devices, model.memory)
+    shape, config = shape_of(model.name, model.dtype, on_host=place.is_host)
     longest = int(requests.prompts.max() + requests.answers.max())
     ways = arrangements(shape, config, place, longest, (model.max_batch_tokens, model.max_running))
     chosen = [each for each in ways if each.devices == model.devices]
