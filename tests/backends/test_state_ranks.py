@@ -210,6 +210,25 @@ def test_stages_have_the_bits_of_one_process_though_one_keeps_no_state() -> None
         assert [stage.slot_bytes > 0 for stage in made] == [True, stages == 2, True][:stages]
 
 
+@pytest.mark.parametrize("name", ["mamba", "nemotron_h", "falcon_h1, parts", "lfm2, a convolution last"])
+def test_stages_of_ranks_have_the_bits_of_ranks(name: str) -> None:
+    source = source_of(FAMILIES[name])
+
+    def staged(member: Member) -> np.ndarray:
+        made = [executable("reference", source, Share(member.rank, 2, number, 2), member) for number in range(2)]
+        rows = []
+        for segments, wanted in CHUNKS:
+            carried: dict[str, Any] = {}
+            for stage in made:
+                stage.batch.fill(segments, wanted)
+                carried = {stage.program.logits: stage.run(carried)}
+            rows.append(next(iter(carried.values())).numpy())
+        return np.concatenate(rows)
+
+    alone = together("reference", source, 2, CHUNKS)[0][0]
+    assert all(rows.tobytes() == alone.tobytes() for rows in Threads(2).run(staged))
+
+
 def test_more_ranks_than_value_heads_and_blocks_that_hold_them_together_are_refused() -> None:
     narrow = {**PUBLISHED["qwen3.5"], "heads": 8, "value_heads": 4, "value_dim": 64}
     with pytest.raises(CapacityError, match=r"tensor_parallel=8 needs 8 parts of 1 value heads, 4 are available"):
