@@ -112,6 +112,9 @@ REFUSED = {
     "Mamba": _ONLY_SCANS | {"family": "mamba", "rank": 4},
     "Mamba-2": _ONLY_SCANS | {"family": "mamba2", "scan_heads": 4},
     "Granite 4 with Mamba-2": builders.BASE | _SCANS | {"family": "granite_hybrid", "recurrent": [True, False]},
+    "Jamba": builders.BASE
+    | {"family": "jamba", "inner": 128, "states": 16, "rank": 4, "positions": "none", "recurrent": [True, False]},
+    "Bamba": builders.BASE | _SCANS | {"family": "bamba", "recurrent": [True, False], "positions": "rope"},
     "Nemotron-H": builders.BASE | _SCANS | {"family": "nemotron_h", "recurrent": [True, False]},
     "Falcon-H1": builders.BASE | _SCANS | {"family": "falcon_h1", "recurrent": [True, True], "positions": "rope"},
 }

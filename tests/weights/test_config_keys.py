@@ -68,6 +68,7 @@ _HARMLESS = {
     *("mamba_chunk_size", "chunk_size", "use_mamba_kernels", "num_logits_to_keep", "mamba_ssm_cache_dtype", "expand"),
     *("time_step_max", "time_step_floor", "rescale_prenorm_residual", "residual_in_fp32", "moe_shared_expert_overlap"),
     *("num_nextn_predict_layers", "mtp_layers_block_type"),  # of layers that guess further tokens
+    "z_loss_coefficient",  # of training
     "time_step_min",  # of Nemotron-H: see docs/decisions.md
 }
 _CHANGED: dict[str, Any] = {
@@ -119,6 +120,9 @@ _CHANGED: dict[str, Any] = {
     # of Mamba
     **{"state_size": 8, "conv_kernel": 3, "expand": 4, "use_conv_bias": False, "time_step_rank": 7, "n_groups": 2},
     **{"mixer_rms_eps": 1e-3, "num_heads": 2, "time_step_limit": [0.1, 0.2]},
+    # of Jamba and Bamba
+    **{"attn_layer_period": 4, "attn_layer_offset": 0, "expert_layer_period": 4, "expert_layer_offset": 0},
+    **{"mamba_dt_rank": 7, "attn_layer_indices": [0]},
     # of Granite 4, Nemotron-H and Falcon-H1
     **{"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 64, "mamba_d_head": 8, "mamba_d_conv": 3},
     **{"mamba_expand": 4, "mamba_conv_bias": False, "mamba_proj_bias": True, "time_step_limit": [0.1, 2.0]},
@@ -238,6 +242,8 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     "minicpm3": _LATENT,
     "granitemoehybrid": {"mamba_n_heads": 8, "layer_types": ["mamba", "attention"], "num_local_experts": 4},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
+    "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+    "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1]},
 }
 # Of every class, beside what these say themselves: any model may say it, and transformers' shared code reads it.
 _SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "attention_chunk_size": 4}

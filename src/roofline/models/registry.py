@@ -56,6 +56,8 @@ _FAMILIES: dict[str, str | Family] = {
     "qwen3_5": "roofline.models.qwen3_next",
     "lfm2": "roofline.models.lfm2",
     "granite_hybrid": "roofline.models.granite_hybrid",
+    "bamba": "roofline.models.bamba",
+    "jamba": "roofline.models.jamba",
     "nemotron_h": "roofline.models.nemotron_h",
     "falcon_h1": "roofline.models.falcon_h1",
     "granite_moe": "roofline.models.granite_moe",

@@ -74,6 +74,7 @@ _BESIDE_ATTENTION = (
     "mamba_d_conv",
     "mamba_conv_bias",
 )
+_PERIODS = ("attn_layer_period", "attn_layer_offset", "expert_layer_period", "expert_layer_offset")
 _SHORT = ("conv_L_cache", "conv_bias", "norm_eps", "layer_types", "rope_theta", "num_key_value_heads")
 _SHORT_GGUF = (*_GATED_GGUF[:6], "shortconv.l_cache")
 _LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "attention_bias")
@@ -203,6 +204,14 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_GATED, *_BESIDE_ATTENTION, "mamba_d_ssm", "ssm_multipliers", "mlp_multipliers", "key_multiplier"),
         *("ssm_in_multiplier", "ssm_out_multiplier", "attention_in_multiplier", "lm_head_multiplier"),
     ),
+    "jamba": (
+        *(*_GATED[:2], "num_key_value_heads", *_PERIODS, "num_experts", "num_experts_per_tok", "router_aux_loss_coef"),
+        *("mamba_d_state", "mamba_d_conv", "mamba_expand", "mamba_dt_rank", "mamba_conv_bias", "mamba_proj_bias"),
+    ),
+    "bamba": (
+        *(*_GATED, *_BESIDE_ATTENTION, "mamba_expand", "mamba_proj_bias", "attn_layer_indices", "attn_rotary_emb"),
+        *("partial_rotary_factor", "time_step_limit", "attention_bias", "mlp_bias"),
+    ),
     "lfm2": (*_SHORT, "block_auto_adjust_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier", "full_attn_idxs"),
     "lfm2_moe": (*_SHORT, *_EXPERTS[:4], "num_dense_layers", "use_expert_bias", "routed_scaling_factor"),
     "mamba": _SCANS,
@@ -275,6 +284,7 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
         *("expert_weights_scale", "expert_weights_norm", "moe_latent_size"),
     ),
     "falcon-h1": (*_GATED_GGUF[:6], *_HYBRID_GGUF[6:11]),
+    "jamba": (*_GATED_GGUF[:2], *_SCANS_GGUF, *_EXPERTS_GGUF[:2]),
     "lfm2": _SHORT_GGUF,
     "lfm2moe": (*_SHORT_GGUF, *_EXPERTS_GGUF, "leading_dense_block_count", "expert_gating_func"),
     "qwen35moe": (*_HYBRID_GGUF, *_EXPERTS_GGUF, "expert_shared_feed_forward_length", "rope.dimension_sections"),
