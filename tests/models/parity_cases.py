@@ -692,6 +692,26 @@ CASES |= {
         | {"least_step": 0.05, "most_step": 0.9, "conv_bias": False},
     ),
 }
+EXAONE3 = BASE | {"family": "exaone", "tied": False}
+CASES |= {
+    "exaone": Case("exaone", "Llama's model with GPT-2's names of modules", EXAONE3),
+    "exaone_biases": Case(
+        "exaone",
+        "biases of attention and MLP, the scaling of Llama 3.1, tied",
+        EXAONE3 | {"attention_bias": True, "output_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3, "tied": True},
+    ),
+    "glm": Case(
+        "glm",
+        "half of each head turned in neighbouring pairs, biases on q, k, v",
+        BASE | {"family": "glm", "rope_style": "interleaved", "rotary_dim": 8, "attention_bias": True, "tied": False},
+    ),
+    "glm_whole": Case(
+        "glm", "whole heads turned, no biases, tied", BASE | {"family": "glm", "rope_style": "interleaved"}
+    ),
+    "ministral": Case(
+        "ministral", "windows by layer", BASE | {"layers": 4, "layer_windows": [0, 9, 9, 9], "tied": False}
+    ),
+}
 IN_QWEN_MOE = BASE | {"family": "qwen_moe", "qk_norm": True, "head_dim": 32, "ffn": 40, "tied": False}
 IN_QWEN_MOE |= {"experts": 6, "experts_per_token": 3, "renormalise": True}
 # Of models that read pictures too: kind is that of the whole, config that of the text part.

@@ -527,6 +527,8 @@ GGUF_CASES = {
         | {"expert_group_count": 1, "moe_latent_size": 32},
         nemotron,
     ),
+    "glm": GgufCase("chatglm", CASES["glm"].config, {"rope.dimension_count": 8}, as_it_is),
+    "exaone": GgufCase("exaone", CASES["exaone"].config, {"rope.dimension_count": 16}, as_it_is),
     "bamba": GgufCase(
         "granitehybrid",
         CASES["bamba"].config,

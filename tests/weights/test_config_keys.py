@@ -173,7 +173,9 @@ _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 _CHANGED_OF: dict[str, dict[str, Any]] = {
-    **{key: {"norm_topk_prob": False, "routed_scaling_factor": 3.0} for key in ("deepseek_v3", "kimi_k2")},
+    **{
+        key: {"norm_topk_prob": False, "routed_scaling_factor": 3.0} for key in ("deepseek_v3", "kimi_k2", "sarvam_mla")
+    },
     **{key: {"norm_topk_prob": False} for key in ("glm4_moe_lite", "mistral4")},
     **{key: {"tie_word_embeddings": False} for key in ("youtu", "minicpm3")},
     "deepseek_v2": {"topk_method": "group_limited_greedy", "norm_topk_prob": True},
@@ -184,7 +186,7 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
         kind: {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2, "num_kv_shared_layers": 9}
         for kind in ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
     },
-    "glm4": {"attention_bias": False},
+    **{kind: {"attention_bias": False} for kind in ("glm4", "glm")},
     "seed_oss": {"attention_bias": False},
     "olmo3": {"layer_types": ["full_attention"] * 2},
     "exaone4": {"layer_types": ["full_attention"] * 2, "sliding_window_pattern": 2},
@@ -192,7 +194,7 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "ernie4_5": {"tie_word_embeddings": False},
     "gpt_oss": {"attention_bias": False, "layer_types": ["full_attention"] * 2},
     "gpt_neox": {"attention_bias": False},
-    **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt", "mamba", "falcon_mamba")},
+    **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "gpt-sw3", "opt", "mamba", "falcon_mamba")},
     **{kind: {"layer_types": ["full_attention"] * 2} for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
     "qwen3_next": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
     "dots1": {"norm_topk_prob": True, "n_shared_experts": 2},
@@ -220,7 +222,7 @@ _LATENT_EXPERTS: dict[str, Any] = {
 _ENCODERS = ("bert", "roberta", "xlm-roberta")
 _BASE_OF: dict[str, dict[str, Any]] = {
     **{kind: {"hidden_act": "gelu_new"} for kind in _ENCODERS},
-    "glm4": {"head_dim": 64},
+    **{kind: {"head_dim": 64} for kind in ("glm4", "glm")},
     "gpt_neox": {"hidden_act": "gelu_new"},
     "opt": {"ffn_dim": 96},
     "gemma3n_text": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.5]},
@@ -236,7 +238,7 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     },
     "mimo_v2_flash": {"n_routed_experts": 4, "num_experts_per_tok": 2, "v_head_dim": 16},
     "deepseek_v2": _LATENT | _LATENT_EXPERTS | {"head_dim": 8},
-    **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe_lite"), _LATENT | _LATENT_EXPERTS),
+    **dict.fromkeys(("deepseek_v3", "kimi_k2", "sarvam_mla", "glm4_moe_lite"), _LATENT | _LATENT_EXPERTS),
     "mistral4": _LATENT | _LATENT_EXPERTS,
     "youtu": _LATENT,
     "minicpm3": _LATENT,

@@ -15,9 +15,9 @@ _TURNED = re.compile(r"layers\.\d+\.attn\.([qk])\.(weight|bias)")
 
 
 class TurnedHeads(NamedTuple):
-    """The heads that the rows of a parameter belong to. rows: the first ones of a head, which rope turns; 0: all."""
+    """How many heads the rows of a parameter belong to. rows: the first of each head, which rope turns; 0: all."""
 
-    count: int
+    heads: int
     rows: int = 0
 
 
@@ -32,9 +32,9 @@ def heads_of(name: str, config: JsonObject) -> TurnedHeads | None:
 def reorder(raw: np.ndarray, rows: int, heads: TurnedHeads, style: str) -> np.ndarray:
     """uint8 [nbytes] of a matrix (or of a vector, its rows one value each) with its rows in the order of `style`
     ("interleaved" or "half"), which they are not in yet."""
-    by_head = raw.reshape(heads.count, rows // heads.count, -1)
+    by_head = raw.reshape(heads.heads, rows // heads.heads, -1)
     turned = heads.rows or by_head.shape[1]
     shape = (2, turned // 2) if style == "interleaved" else (turned // 2, 2)
-    moved = by_head[:, :turned].reshape(heads.count, *shape, -1).swapaxes(1, 2)
-    parts = moved.reshape(heads.count, turned, -1), by_head[:, turned:]
+    moved = by_head[:, :turned].reshape(heads.heads, *shape, -1).swapaxes(1, 2)
+    parts = moved.reshape(heads.heads, turned, -1), by_head[:, turned:]
     return np.concatenate(parts, axis=1).reshape(-1)
