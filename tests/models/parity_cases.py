@@ -700,6 +700,17 @@ CASES |= {
         "biases of attention and MLP, the scaling of Llama 3.1, tied",
         EXAONE3 | {"attention_bias": True, "output_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3, "tied": True},
     ),
+    "vaultgemma": Case(
+        "vaultgemma",
+        "Gemma 2 without post-norms: caps of scores and logits, windows by layer, query scale",
+        GEMMA2 | {"family": "vaultgemma"},
+    ),
+    "vaultgemma_uncapped": Case(
+        "vaultgemma",
+        "without caps, one window",
+        GEMMA2
+        | {"family": "vaultgemma", "attention_cap": 0.0, "logit_cap": 0.0, "layer_windows": (), "sliding_window": 9},
+    ),
     "glm": Case(
         "glm",
         "half of each head turned in neighbouring pairs, biases on q, k, v",

@@ -157,7 +157,17 @@ _WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
 _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
     **{
         kind: {}
-        for kind in ("gemma2", "gemma3_text", "gemma3n_text", "phi3", "gpt_oss", "olmo3", "exaone4", "exaone_moe")
+        for kind in (
+            "gemma2",
+            "vaultgemma",
+            "gemma3_text",
+            "gemma3n_text",
+            "phi3",
+            "gpt_oss",
+            "olmo3",
+            "exaone4",
+            "exaone_moe",
+        )
     },
     "dots1": {"sliding_window": {"max_window_layers": 1}},
     "gemma4_text": {
@@ -179,7 +189,9 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     **{key: {"norm_topk_prob": False} for key in ("glm4_moe_lite", "mistral4")},
     **{key: {"tie_word_embeddings": False} for key in ("youtu", "minicpm3")},
     "deepseek_v2": {"topk_method": "group_limited_greedy", "norm_topk_prob": True},
-    "gemma2": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
+    **{
+        kind: {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2} for kind in ("gemma2", "vaultgemma")
+    },
     "gemma3_text": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
     "smollm3": {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 2},
     **{

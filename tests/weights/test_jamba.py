@@ -76,3 +76,11 @@ def test_as_much_of_a_head_of_bamba_turns_as_in_transformers(fields: dict[str, A
 def test_what_they_do_not_have_is_refused(fields: dict[str, Any], error: type[RooflineError], message: str) -> None:
     with pytest.raises(error, match=message):
         configure(from_hf(PATH, fields))
+
+
+def test_layers_that_mix_or_choose_otherwise_are_not_alike() -> None:
+    """Of four layers the third attends, the second and the fourth have experts."""
+    fields = JAMBA | {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2}
+    cfg = configure(from_hf(PATH, fields))[1]
+    assert [cfg.alike(layer) for layer in range(4)] == [0, 1, 2, 1]
+    assert cfg.first(3) == configure(from_hf(PATH, fields | {"num_hidden_layers": 3}))[1]

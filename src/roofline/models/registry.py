@@ -15,6 +15,7 @@ _FAMILIES: dict[str, str | Family] = {
     "bert": "roofline.models.bert",
     "deepseek": "roofline.models.deepseek",
     "gemma": "roofline.models.gemma",
+    "vaultgemma": "roofline.models.vaultgemma",
     "gemma1": "roofline.models.gemma1",
     "gemma3n": "roofline.models.gemma3n",
     "gemma4": "roofline.models.gemma4",

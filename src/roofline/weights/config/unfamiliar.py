@@ -95,7 +95,7 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
     "qwen2": (*_GATED, *_QWEN),
     "qwen3": (*_GATED, *_QWEN, "attention_bias", "head_dim"),
     "gemma": (*_GATED, "hidden_activation", "head_dim", "attention_bias"),
-    "gemma2": (*_GEMMA, "attn_logit_softcapping", "final_logit_softcapping"),
+    **dict.fromkeys(("gemma2", "vaultgemma"), (*_GEMMA, "attn_logit_softcapping", "final_logit_softcapping")),
     "gemma3_text": (*_GEMMA, "rope_local_base_freq", "layer_types", "_sliding_window_pattern"),
     "gemma3n_text": (
         *(*_LAYER_INPUTS, "altup_active_idx", "altup_coef_clip", "altup_correct_scale", "altup_num_inputs"),

@@ -37,6 +37,7 @@ MODEL_TYPES = {
     "qwen3_vl_moe_text": "qwen_moe",
     "gemma": "gemma1",
     "gemma2": "gemma",
+    "vaultgemma": "vaultgemma",
     "gemma3_text": "gemma",
     "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
