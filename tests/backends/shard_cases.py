@@ -39,6 +39,7 @@ _LATENT = {"kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "inter
 FAMILIES = {
     "phi3": builders.BASE | {"family": "phi3", "sliding_window": 9},
     "phi3 uneven": builders.BASE | {"family": "phi3", "ffn": 96, "kv_heads": 1, "layers": 1},
+    "hyperclovax": builders.BASE | {"family": "hyperclovax", "residual_multiplier": 0.5, "layers": 1},
     "vaultgemma": builders.BASE
     | {"family": "vaultgemma", "query_scalar": 24.0, "attention_cap": 5.0, "logit_cap": 3.0, "layers": 1},
     "glm": builders.BASE | {"family": "glm", "rope_style": "interleaved", "rotary_dim": 8, "layers": 1},

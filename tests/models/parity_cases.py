@@ -692,6 +692,7 @@ CASES |= {
         | {"least_step": 0.05, "most_step": 0.9, "conv_bias": False},
     ),
 }
+HYPERCLOVA = {key: value for key, value in GRANITE.items() if key != "logits_scaling"} | {"family": "hyperclovax"}
 EXAONE3 = BASE | {"family": "exaone", "tied": False}
 CASES |= {
     "exaone": Case("exaone", "Llama's model with GPT-2's names of modules", EXAONE3),
@@ -710,6 +711,16 @@ CASES |= {
         "without caps, one window",
         GEMMA2
         | {"family": "vaultgemma", "attention_cap": 0.0, "logit_cap": 0.0, "layer_windows": (), "sliding_window": 9},
+    ),
+    "hyperclovax": Case(
+        "hyperclovax",
+        "multipliers of embeddings, branches, scores and logits, post-norms",
+        HYPERCLOVA | {"logits_multiplier": 0.6, "tied": False},
+    ),
+    "hyperclovax_plain": Case(
+        "hyperclovax",
+        "no post-norms, biases of attention and MLP",
+        HYPERCLOVA | {"post_norms": False, "attention_bias": True, "output_bias": True, "mlp_bias": True},
     ),
     "glm": Case(
         "glm",

@@ -111,7 +111,7 @@ _CHANGED: dict[str, Any] = {
     # of LFM2
     **{"norm_eps": 1e-4, "conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 32, "full_attn_idxs": [1]},
     **{"block_ffn_dim_multiplier": 8.0, "block_auto_adjust_ff_dim": False, "num_dense_layers": 1},
-    **{"use_expert_bias": False, "shared_intermediate_size": 48},
+    **{"use_expert_bias": False, "shared_intermediate_size": 48, "use_post_norm": False},
     # of Gemma 3n and 4
     **{"hidden_size_per_layer_input": 48, "vocab_size_per_layer_input": 49, "attention_k_eq_v": True},
     **{"num_kv_shared_layers": 1, "enable_moe_block": True, "use_double_wide_mlp": True, "top_k_experts": 1},

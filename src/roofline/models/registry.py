@@ -23,6 +23,7 @@ _FAMILIES: dict[str, str | Family] = {
     "glm4": "roofline.models.glm4",
     "gpt_oss": "roofline.models.gpt_oss",
     "granite": "roofline.models.granite",
+    "hyperclovax": "roofline.models.hyperclovax",
     "gpt2": "roofline.models.gpt2",
     "gpt_neox": "roofline.models.gpt_neox",
     "olmo2": "roofline.models.olmo2",

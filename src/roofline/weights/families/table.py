@@ -54,6 +54,7 @@ MODEL_TYPES = {
     "youtu": "youtu",
     "minicpm3": "minicpm3",
     "granite": "granite",
+    "hyperclovax": "hyperclovax",
     "glm4": "glm4",
     "glm": "glm",
     "olmo2": "olmo2",
