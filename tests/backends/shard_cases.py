@@ -39,6 +39,10 @@ _LATENT = {"kv_heads": 4, "head_dim": 32, "rotary_dim": 16, "rope_style": "inter
 FAMILIES = {
     "phi3": builders.BASE | {"family": "phi3", "sliding_window": 9},
     "phi3 uneven": builders.BASE | {"family": "phi3", "ffn": 96, "kv_heads": 1, "layers": 1},
+    "hyperclovax": builders.BASE | {"family": "hyperclovax", "residual_multiplier": 0.5, "layers": 1},
+    "vaultgemma": builders.BASE
+    | {"family": "vaultgemma", "query_scalar": 24.0, "attention_cap": 5.0, "logit_cap": 3.0, "layers": 1},
+    "glm": builders.BASE | {"family": "glm", "rope_style": "interleaved", "rotary_dim": 8, "layers": 1},
     "glm4": builders.BASE | {"family": "glm4", "rope_style": "interleaved", "rotary_dim": 8, "attention_bias": True},
     "gemma": builders.BASE
     | {"family": "gemma", "query_scalar": 24.0, "attention_cap": 5.0, "logit_cap": 3.0, "layer_windows": [9, 0]},
@@ -128,6 +132,9 @@ FAMILIES |= {
     "nemotron_h, a scan last": builders.BASE
     | _SCANS
     | {"family": "nemotron_h", "layers": 3, "recurrent": [False, False, True], "dense": [1], "dense_ffn": 96},
+    "jamba": builders.BASE
+    | {"family": "jamba", "inner": 128, "states": 16, "rank": 4, "positions": "none", "recurrent": [True, False]},
+    "bamba": builders.BASE | _SCANS | {"family": "bamba", "recurrent": [True, False], "positions": "rope"},
     "falcon_h1": _FALCON,
     "falcon_h1, parts": _FALCON
     | {"part_multipliers": [0.5, 0.7, 1.5, 0.8, 1.2], "scan_norm": "behind", "groups": 2, "scan_in_multiplier": 1.1},

@@ -14,7 +14,19 @@ from bundle_models import byte_alphabet
 
 from roofline.models.registry import configure
 from roofline.ops.rope_tables import frequencies
-from tests.models.parity_cases import BASE, CASES, FACTORS, GEMMA3, GEMMA3N, GEMMA4, LEARNED, LINEAR, NEOX
+from tests.models.parity_cases import (
+    BASE,
+    CASES,
+    EXAONE3,
+    FACTORS,
+    GEMMA3,
+    GEMMA3N,
+    GEMMA4,
+    JAMBA,
+    LEARNED,
+    LINEAR,
+    NEOX,
+)
 from tests.weights.gguf_families import GGUF_CASES, MPT
 
 VOCAB = 320
@@ -82,6 +94,14 @@ CONVERTED = {
     "falcon_mamba": ConvertedRow(CASES["falcon_mamba"].config | {"scan_eps": 1e-5}),
     "mamba2": ConvertedRow(CASES["mamba2"].config | {"groups": 4}),
     "nemotron_h_moe": ConvertedRow(GGUF_CASES["nemotron_h_moe"].config | LONG),
+    "glm": ConvertedRow(CASES["glm"].config, published={"seq_length": 1024, "layernorm_epsilon": 1e-5}),
+    "exaone": ConvertedRow(
+        EXAONE3 | {"rope_scaling": LLAMA3},
+        published={"activation_function": "silu", "architectures": ["ExaoneForCausalLM"]},
+    ),
+    "jamba": ConvertedRow(CASES["jamba"].config | {"layers": 2, "recurrent": [False, True], "dense": [0]}),
+    "jamba_dense": ConvertedRow(JAMBA | {"layers": 2, "recurrent": [True, False]}),
+    "bamba": ConvertedRow(CASES["bamba"].config | {"rotary_dim": None}),
     "falcon_h1": ConvertedRow(CASES["falcon_h1"].config | {"scan_norm": "behind"}),
     "lfm2": ConvertedRow(CASES["lfm2"].config),
     "lfm2_moe": ConvertedRow(CASES["lfm2_moe"].config),

@@ -34,7 +34,7 @@ from tests.adapter_files import for_checkpoint  # noqa: E402
 from tests.command_line import call_roofline  # noqa: E402
 from tests.llama_cpp import LlamaCpp  # noqa: E402
 from tests.llama_cpp_converter import Converter, Settings  # noqa: E402
-from tests.models.parity_cases import ENCODERS, Eager, encoder_of, measure_encoder, theirs  # noqa: E402
+from tests.models.parity_cases import CASES, ENCODERS, Eager, encoder_of, measure_encoder, theirs  # noqa: E402
 from tests.text.test_real_tokenizers import TEXTS  # noqa: E402
 from tests.weights.gguf_families import GGUF_CASES  # noqa: E402
 from tools import real_tokenizers  # noqa: E402
@@ -180,6 +180,26 @@ def test_an_encoder_is_read_as_its_folder(name: str, converter: Converter, llama
     with torch.no_grad():
         rows = model(torch.tensor([ids])).last_hidden_state[0].numpy()
     assert_near(llama_cpp.hidden(file, ids), rows, GELU)
+
+
+def test_heads_of_bamba_that_turn_by_half_are_written_as_llama_cpp_turns_them(
+    converter: Converter, llama_cpp: LlamaCpp, tmp_path: Path
+) -> None:
+    """The converter brings together rows of the two halves of a head, of which llama.cpp turns the first pairs;
+    transformers turns the first half of the head alone. Of such a file we compute what llama.cpp does."""
+    row = ConvertedRow(CASES["bamba"].config)
+    folder, out = save(tmp_path / "model", theirs(row.config | {"vocab": VOCAB}), {}), tmp_path / "ours.gguf"
+    right = expected(row, {})
+    result = call_roofline(["convert", folder, "-o", out])
+    assert result.exit_code == 0, result.output
+    assert_near(llama_cpp.logits(out, IDS), right, row.most)
+    assert_near(Eager(open_checkpoint(out)).step(IDS), right, row.most)
+    fields = json.loads((folder / "config.json").read_text()) | {"attn_rotary_emb": row.config["rotary_dim"]}
+    (folder / "config.json").write_text(json.dumps(fields))  # as published: without it the file says whole heads
+    file = converter.convert(folder, tmp_path / "theirs.gguf")
+    other = llama_cpp.logits(file, IDS)
+    assert np.abs(other - right).max() / right.std() > 0.1
+    assert_near(Eager(open_checkpoint(file)).step(IDS), other, 2 * row.most)  # both are rounded
 
 
 UNLOADED = {

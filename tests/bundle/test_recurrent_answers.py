@@ -116,7 +116,7 @@ def test_the_bits_of_an_answer_do_not_depend_on_how_it_is_computed(
 
 
 @pytest.mark.parametrize(
-    "name", ["lfm2_moe", "mamba", "mamba2_groups", "granitemoehybrid", "nemotron_h_moe", "falcon_h1"]
+    "name", ["lfm2_moe", "mamba", "mamba2_groups", "granitemoehybrid", "nemotron_h_moe", "falcon_h1", "jamba", "bamba"]
 )
 def test_layers_of_other_kinds_keep_their_bits(name: str, tmp_path: Path) -> None:
     """One short case of each: cut into chunks, found, guessed and pre-empted, beside each by itself."""

@@ -109,6 +109,7 @@ FAMILIES += ("mamba", "falcon_mamba", "mamba2")
 FAMILIES += ("lfm2", "lfm2_moe", "granitemoe", "granitemoeshared")
 FAMILIES += ("hunyuan_moe", "sarvam_moe", "mimo_v2_flash")
 FAMILIES += ("gemma4", "gemma4_dense", "gemma4_moe", "gemma3n")
+FAMILIES += ("jamba", "jamba_dense", "bamba", "exaone", "glm")
 FAMILIES += ("granitemoehybrid", "granitemoehybrid_experts", "nemotron_h", "nemotron_h_moe", "falcon_h1")
 
 

@@ -660,6 +660,80 @@ CASES |= {
         | {"conv_bias": False},
     ),
 }
+JAMBA = BASE | {"family": "jamba", "layers": 4, "recurrent": [True, True, False, True], "positions": "none"}
+JAMBA |= {"inner": 128, "states": 16, "rank": 4, "scan_norms": "weights", "tied": False}
+JAMBA |= {"norm_eps": 1e-3, "scan_eps": 1e-3}
+JAMBA_EXPERTS = JAMBA | {"experts": 6, "experts_per_token": 2, "renormalise": False, "dense": [0, 2], "dense_ffn": 128}
+BAMBA = BASE | SCANS | {"family": "bamba", "layers": 4, "recurrent": [True, True, False, True], "positions": "rope"}
+BAMBA |= {"rotary_dim": 8, "tied": False}
+CASES |= {
+    "jamba": Case(
+        "jamba", "Mamba in three of four layers, norms of B, C and steps, experts in every second layer", JAMBA_EXPERTS
+    ),
+    "jamba_dense": Case(
+        "jamba",
+        "no experts, attention in every second layer, channels of three widths, no bias of convolutions, tied",
+        JAMBA
+        | {"recurrent": [True, False, True, False], "inner": 192, "rank": 7, "states": 10, "taps": 3}
+        | {"conv_bias": False, "tied": True},
+    ),
+    "jamba_experts": Case(
+        "jamba",
+        "experts in all layers, one of four for each token",
+        JAMBA_EXPERTS
+        | {"layers": 2, "recurrent": [True, False], "dense": [], "dense_ffn": 0, "experts": 4, "experts_per_token": 1},
+    ),
+    "bamba": Case("bamba", "Mamba-2 in three of four layers, half of each head turned in the other", BAMBA),
+    "bamba_biases": Case(
+        "bamba",
+        "whole heads turned, biases of attention and MLP, steps within bounds, none of convolutions, tied",
+        BAMBA
+        | {"rotary_dim": None, "attention_bias": True, "output_bias": True, "mlp_bias": True, "tied": True}
+        | {"least_step": 0.05, "most_step": 0.9, "conv_bias": False},
+    ),
+}
+HYPERCLOVA = {key: value for key, value in GRANITE.items() if key != "logits_scaling"} | {"family": "hyperclovax"}
+EXAONE3 = BASE | {"family": "exaone", "tied": False}
+CASES |= {
+    "exaone": Case("exaone", "Llama's model with GPT-2's names of modules", EXAONE3),
+    "exaone_biases": Case(
+        "exaone",
+        "biases of attention and MLP, the scaling of Llama 3.1, tied",
+        EXAONE3 | {"attention_bias": True, "output_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3, "tied": True},
+    ),
+    "vaultgemma": Case(
+        "vaultgemma",
+        "Gemma 2 without post-norms: caps of scores and logits, windows by layer, query scale",
+        GEMMA2 | {"family": "vaultgemma"},
+    ),
+    "vaultgemma_uncapped": Case(
+        "vaultgemma",
+        "without caps, one window",
+        GEMMA2
+        | {"family": "vaultgemma", "attention_cap": 0.0, "logit_cap": 0.0, "layer_windows": (), "sliding_window": 9},
+    ),
+    "hyperclovax": Case(
+        "hyperclovax",
+        "multipliers of embeddings, branches, scores and logits, post-norms",
+        HYPERCLOVA | {"logits_multiplier": 0.6, "tied": False},
+    ),
+    "hyperclovax_plain": Case(
+        "hyperclovax",
+        "no post-norms, biases of attention and MLP",
+        HYPERCLOVA | {"post_norms": False, "attention_bias": True, "output_bias": True, "mlp_bias": True},
+    ),
+    "glm": Case(
+        "glm",
+        "half of each head turned in neighbouring pairs, biases on q, k, v",
+        BASE | {"family": "glm", "rope_style": "interleaved", "rotary_dim": 8, "attention_bias": True, "tied": False},
+    ),
+    "glm_whole": Case(
+        "glm", "whole heads turned, no biases, tied", BASE | {"family": "glm", "rope_style": "interleaved"}
+    ),
+    "ministral": Case(
+        "ministral", "windows by layer", BASE | {"layers": 4, "layer_windows": [0, 9, 9, 9], "tied": False}
+    ),
+}
 IN_QWEN_MOE = BASE | {"family": "qwen_moe", "qk_norm": True, "head_dim": 32, "ffn": 40, "tied": False}
 IN_QWEN_MOE |= {"experts": 6, "experts_per_token": 3, "renormalise": True}
 # Of models that read pictures too: kind is that of the whole, config that of the text part.

@@ -57,6 +57,8 @@ QUICK = (
     "granitemoehybrid_experts",
     "nemotron_h_moe",
     "falcon_h1_multipliers",
+    "jamba",
+    "bamba",
 )  # the rest: -m slow
 NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 
@@ -140,7 +142,7 @@ def test_a_family_trains(name: str) -> None:
         *("qwen3_5_moe", "qwen3_next", "ministral3", "arcee_bias", "lfm2_moe", "granitemoeshared"),
         *("minimax_m2", "ernie4_5_moe_between", "exaone_moe", "hy_v3", "glm4_moe", "sarvam_moe"),
         *("gemma4", "gemma4_moe", "gemma3n"),
-        *("falcon_mamba", "mamba2", "granitemoehybrid"),
+        *("falcon_mamba", "mamba2", "granitemoehybrid", "jamba", "bamba"),
     ],
 )
 def test_what_training_exports_has_the_values_of_transformers(name: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.models.parity_cases import (
     GEMMA2,
     GEMMA3,
     HYBRID,
+    JAMBA,
     LEARNED,
     LFM2,
     NEMOTRON_MOE,
@@ -54,12 +55,15 @@ def plus_one(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.nda
 
 
 def in_pairs(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
-    """The rows of q and k with those beside each other that rope turns together."""
+    """The rows of q and k with those beside each other that rope turns together, before those that it does not."""
     part = name.split(".")[-2]
     if part not in ("q_proj", "k_proj"):
         return values
     heads = config["heads" if part == "q_proj" else "kv_heads"]
-    return values.reshape(heads, 2, len(values) // heads // 2, -1).swapaxes(1, 2).reshape(values.shape)
+    rows = values.reshape(heads, len(values) // heads, -1)
+    turned = config.get("rotary_dim") or rows.shape[1]
+    pairs = rows[:, :turned].reshape(heads, 2, turned // 2, -1).swapaxes(1, 2).reshape(heads, turned, -1)
+    return np.concatenate([pairs, rows[:, turned:]], axis=1).reshape(values.shape)
 
 
 def by_columns(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
@@ -261,6 +265,18 @@ def nemotron(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.nda
     return [(name, made)] if isinstance(made, np.ndarray) else made
 
 
+def bamba(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Bamba's: those of scans, and the rows of q and k as `in_pairs` has them."""
+    return (of_scans if ".mamba." in name else in_pairs)(name, values, config)
+
+
+def jamba(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
+    """Jamba's: those of Mamba, and experts apart."""
+    if ".experts." in name:
+        return experts_apart(name.replace(".feed_forward.", ".mlp."), values, config)
+    return scans(name, values, config)
+
+
 def with_products(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray | Pairs:
     """Falcon-H1's: matrices that hold the products with multipliers."""
     factors, stem = gguf_factors(dict(config)), name.rpartition(".")[0]
@@ -344,6 +360,7 @@ LATENT_EXPERTS |= {"leading_dense_block_count": 1, "expert_weights_scale": 2.5, 
 MIXER_KEYS: dict[str, Any] = {"ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, RMS: 1e-4}
 MIXER_KEYS |= {"ssm.time_step_rank": 8, "ssm.inner_size": 128}
 GRANITE_SCANS = GRANITE_KEYS | MIXER_KEYS | {"attention.head_count_kv": [0, 0, 2, 0], "rope.scaling.finetuned": False}
+JAMBA_KEYS: dict[str, Any] = SCAN_KEYS | {"ssm.time_step_rank": 4, RMS: 1e-3}
 NEMOTRON_KEYS = {key: value for key, value in MIXER_KEYS.items() if key != RMS} | {LAYER: 1e-4}
 NEMOTRON_KEYS |= {"attention.key_length": 16, "attention.value_length": 16}
 GGUF_CASES = {
@@ -509,6 +526,27 @@ GGUF_CASES = {
         | {"expert_shared_feed_forward_length": 48, "expert_weights_norm": True, "expert_weights_scale": 1.7}
         | {"expert_group_count": 1, "moe_latent_size": 32},
         nemotron,
+    ),
+    "glm": GgufCase("chatglm", CASES["glm"].config, {"rope.dimension_count": 8}, as_it_is),
+    "exaone": GgufCase("exaone", CASES["exaone"].config, {"rope.dimension_count": 16}, as_it_is),
+    "bamba": GgufCase(
+        "granitehybrid",
+        CASES["bamba"].config,
+        MIXER_KEYS
+        | {"attention.head_count_kv": [0, 0, 2, 0], "rope.scaling.finetuned": True, "rope.dimension_count": 8},
+        bamba,
+    ),
+    "jamba": GgufCase(
+        "jamba",
+        CASES["jamba"].config,
+        JAMBA_KEYS | {"attention.head_count_kv": [0, 0, 2, 0], "expert_count": 6, "expert_used_count": 2},
+        jamba,
+    ),
+    "jamba_dense": GgufCase(
+        "jamba",
+        JAMBA,
+        JAMBA_KEYS | {"attention.head_count_kv": [0, 0, 2, 0], "expert_count": 1, "expert_used_count": 1},
+        jamba,
     ),
     "falcon_h1": GgufCase("falcon-h1", FALCON | PARTS, MIXER_KEYS | {"vocab_size": 96}, with_products),
     "ministral3": GgufCase(

@@ -30,6 +30,7 @@ def small(name: str) -> dict[str, Any]:
         config["turning"] = [config["turning"][0]] * config["layers"]
     if config.get("recurrent"):
         config |= {"layers": 2, "recurrent": [True, False]}
+        config |= {"dense": [layer for layer in config["dense"] if layer < 2]} if config.get("dense") else {}
     if config.get("sparse"):  # Nemotron-H's kinds of layers: one more, with experts
         config |= {"layers": 3, "recurrent": [True, False, False], "dense": [], "sparse": [2]}
     elif config["family"] == "nemotron_h":

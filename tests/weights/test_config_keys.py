@@ -68,6 +68,7 @@ _HARMLESS = {
     *("mamba_chunk_size", "chunk_size", "use_mamba_kernels", "num_logits_to_keep", "mamba_ssm_cache_dtype", "expand"),
     *("time_step_max", "time_step_floor", "rescale_prenorm_residual", "residual_in_fp32", "moe_shared_expert_overlap"),
     *("num_nextn_predict_layers", "mtp_layers_block_type"),  # of layers that guess further tokens
+    "z_loss_coefficient",  # of training
     "time_step_min",  # of Nemotron-H: see docs/decisions.md
 }
 _CHANGED: dict[str, Any] = {
@@ -110,7 +111,7 @@ _CHANGED: dict[str, Any] = {
     # of LFM2
     **{"norm_eps": 1e-4, "conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 32, "full_attn_idxs": [1]},
     **{"block_ffn_dim_multiplier": 8.0, "block_auto_adjust_ff_dim": False, "num_dense_layers": 1},
-    **{"use_expert_bias": False, "shared_intermediate_size": 48},
+    **{"use_expert_bias": False, "shared_intermediate_size": 48, "use_post_norm": False},
     # of Gemma 3n and 4
     **{"hidden_size_per_layer_input": 48, "vocab_size_per_layer_input": 49, "attention_k_eq_v": True},
     **{"num_kv_shared_layers": 1, "enable_moe_block": True, "use_double_wide_mlp": True, "top_k_experts": 1},
@@ -119,6 +120,9 @@ _CHANGED: dict[str, Any] = {
     # of Mamba
     **{"state_size": 8, "conv_kernel": 3, "expand": 4, "use_conv_bias": False, "time_step_rank": 7, "n_groups": 2},
     **{"mixer_rms_eps": 1e-3, "num_heads": 2, "time_step_limit": [0.1, 0.2]},
+    # of Jamba and Bamba
+    **{"attn_layer_period": 4, "attn_layer_offset": 0, "expert_layer_period": 4, "expert_layer_offset": 0},
+    **{"mamba_dt_rank": 7, "attn_layer_indices": [0]},
     # of Granite 4, Nemotron-H and Falcon-H1
     **{"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 64, "mamba_d_head": 8, "mamba_d_conv": 3},
     **{"mamba_expand": 4, "mamba_conv_bias": False, "mamba_proj_bias": True, "time_step_limit": [0.1, 2.0]},
@@ -153,7 +157,17 @@ _WINDOWED = {"use_sliding_window": True, "sliding_window": 8}
 _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
     **{
         kind: {}
-        for kind in ("gemma2", "gemma3_text", "gemma3n_text", "phi3", "gpt_oss", "olmo3", "exaone4", "exaone_moe")
+        for kind in (
+            "gemma2",
+            "vaultgemma",
+            "gemma3_text",
+            "gemma3n_text",
+            "phi3",
+            "gpt_oss",
+            "olmo3",
+            "exaone4",
+            "exaone_moe",
+        )
     },
     "dots1": {"sliding_window": {"max_window_layers": 1}},
     "gemma4_text": {
@@ -169,18 +183,22 @@ _BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 _CHANGED_OF: dict[str, dict[str, Any]] = {
-    **{key: {"norm_topk_prob": False, "routed_scaling_factor": 3.0} for key in ("deepseek_v3", "kimi_k2")},
+    **{
+        key: {"norm_topk_prob": False, "routed_scaling_factor": 3.0} for key in ("deepseek_v3", "kimi_k2", "sarvam_mla")
+    },
     **{key: {"norm_topk_prob": False} for key in ("glm4_moe_lite", "mistral4")},
     **{key: {"tie_word_embeddings": False} for key in ("youtu", "minicpm3")},
     "deepseek_v2": {"topk_method": "group_limited_greedy", "norm_topk_prob": True},
-    "gemma2": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
+    **{
+        kind: {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2} for kind in ("gemma2", "vaultgemma")
+    },
     "gemma3_text": {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2},
     "smollm3": {"tie_word_embeddings": False, "layer_types": ["sliding_attention"] * 2},
     **{
         kind: {"tie_word_embeddings": False, "layer_types": ["full_attention"] * 2, "num_kv_shared_layers": 9}
         for kind in ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
     },
-    "glm4": {"attention_bias": False},
+    **{kind: {"attention_bias": False} for kind in ("glm4", "glm")},
     "seed_oss": {"attention_bias": False},
     "olmo3": {"layer_types": ["full_attention"] * 2},
     "exaone4": {"layer_types": ["full_attention"] * 2, "sliding_window_pattern": 2},
@@ -188,7 +206,7 @@ _CHANGED_OF: dict[str, dict[str, Any]] = {
     "ernie4_5": {"tie_word_embeddings": False},
     "gpt_oss": {"attention_bias": False, "layer_types": ["full_attention"] * 2},
     "gpt_neox": {"attention_bias": False},
-    **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "opt", "mamba", "falcon_mamba")},
+    **{kind: {"tie_word_embeddings": False} for kind in ("gpt2", "gpt-sw3", "opt", "mamba", "falcon_mamba")},
     **{kind: {"layer_types": ["full_attention"] * 2} for kind in ("qwen3_5_text", "qwen3_5_moe_text")},
     "qwen3_next": {"layer_types": ["full_attention"] * 2, "norm_topk_prob": False},
     "dots1": {"norm_topk_prob": True, "n_shared_experts": 2},
@@ -216,7 +234,7 @@ _LATENT_EXPERTS: dict[str, Any] = {
 _ENCODERS = ("bert", "roberta", "xlm-roberta")
 _BASE_OF: dict[str, dict[str, Any]] = {
     **{kind: {"hidden_act": "gelu_new"} for kind in _ENCODERS},
-    "glm4": {"head_dim": 64},
+    **{kind: {"head_dim": 64} for kind in ("glm4", "glm")},
     "gpt_neox": {"hidden_act": "gelu_new"},
     "opt": {"ffn_dim": 96},
     "gemma3n_text": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.5]},
@@ -232,12 +250,14 @@ _BASE_OF: dict[str, dict[str, Any]] = {
     },
     "mimo_v2_flash": {"n_routed_experts": 4, "num_experts_per_tok": 2, "v_head_dim": 16},
     "deepseek_v2": _LATENT | _LATENT_EXPERTS | {"head_dim": 8},
-    **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe_lite"), _LATENT | _LATENT_EXPERTS),
+    **dict.fromkeys(("deepseek_v3", "kimi_k2", "sarvam_mla", "glm4_moe_lite"), _LATENT | _LATENT_EXPERTS),
     "mistral4": _LATENT | _LATENT_EXPERTS,
     "youtu": _LATENT,
     "minicpm3": _LATENT,
     "granitemoehybrid": {"mamba_n_heads": 8, "layer_types": ["mamba", "attention"], "num_local_experts": 4},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 128},
+    "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+    "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1]},
 }
 # Of every class, beside what these say themselves: any model may say it, and transformers' shared code reads it.
 _SHARED = {"is_causal": False, "per_layer_config": {"0": {"head_dim": 8}}, "attention_chunk_size": 4}

@@ -12,6 +12,7 @@ from roofline.weights.names import parameter_shapes
 from roofline.weights.to_hf import hf_config
 
 SHAPES = ("lfm2-350m", "lfm2-8b-a1b", "granite-3.0-1b-a400m", "granite-4.0-h-350m", "granite-4.0-h-tiny")
+SHAPES += ("jamba-v0.1", "jamba-1.5-large", "bamba-9b")
 SHAPES += ("nemotron-nano-9b-v2", "nemotron-3-nano-30b-a3b", "falcon-h1-0.5b")
 
 

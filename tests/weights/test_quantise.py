@@ -12,7 +12,7 @@ from roofline.ops import formats
 from roofline.weights import names
 from roofline.weights.files.mapped import as_bytes, forget, map_file
 from roofline.weights.quantise.rounding import inverse_factor, round_to
-from roofline.weights.rope_rows import reorder
+from roofline.weights.rope_rows import TurnedHeads, reorder
 
 ROUNDED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
@@ -184,10 +184,18 @@ def test_names_of_formats():
 
 def test_rows_come_back_from_pairs():
     raw = np.arange(4 * 8 * 3, dtype=np.uint8)  # 4 heads of 8 rows, 3 bytes each
-    pairs = reorder(raw, 32, 4, "interleaved")
+    pairs = reorder(raw, 32, TurnedHeads(4), "interleaved")
     rows = pairs.reshape(32, 3)[:, 0] // 3
     assert rows[:8].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
-    assert np.array_equal(reorder(pairs, 32, 4, "half"), raw)
+    assert np.array_equal(reorder(pairs, 32, TurnedHeads(4), "half"), raw)
+
+
+def test_rows_that_do_not_turn_stay():
+    raw = np.arange(4 * 8 * 3, dtype=np.uint8)  # 4 heads of 8 rows, 3 bytes each
+    pairs = reorder(raw, 32, TurnedHeads(4, 4), "interleaved")
+    rows = pairs.reshape(32, 3)[:, 0] // 3
+    assert rows[:8].tolist() == [0, 2, 1, 3, 4, 5, 6, 7]
+    assert np.array_equal(reorder(pairs, 32, TurnedHeads(4, 4), "half"), raw)
 
 
 def test_pages_of_a_file_that_were_read_leave_memory(tmp_path):

@@ -112,7 +112,7 @@ def test_resolve_paths_names_and_mistakes(home: Path, pip: FakePip, tmp_path: Pa
 
 @pytest.mark.parametrize("call", [sources.resolve, sources.pull, sources.stored_path])
 def test_presets_are_answered_with_presets(call: Callable[[str], object], home: Path) -> None:
-    expected = r"no model preset 'mpt-8b'; did you mean 'mpt-7b'\? \(known: codellama-13b, "
+    expected = r"no model preset 'mpt-8b'; did you mean 'mpt-7b'\? \(known: bamba-9b, codellama-13b, "
     with pytest.raises(ConfigError, match=expected):
         call("preset:mpt-8b")
     with pytest.raises(ConfigError, match="preset:mpt-7b is a shape without weights and tokenizer"):

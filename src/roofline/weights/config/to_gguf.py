@@ -38,7 +38,7 @@ _WINDOWED = ("gemma2", "gemma3", "gemma3n", "gemma4", "gpt-oss", "olmo2", "exaon
 _WINDOWED_IN_LAYERS = {"exaone4": 64}  # and those that have windows for it where they have so many layers
 _RAMPED = ("mistral3",)  # architectures of which it reads where YaRN's ramp ends
 # That may have divisors of the rope frequencies there.
-_DIVIDED = ("llama", "granite", "granitemoe", "arcee", "mistral3", "exaone4", "exaone-moe")
+_DIVIDED = ("llama", "granite", "granitemoe", "arcee", "mistral3", "exaone4", "exaone-moe", "exaone")
 # That must have a head there.
 _WITH_HEAD = ("gptneox", "olmo2", "gpt-oss", "qwen2moe", "dots1", "olmoe", "minimax-m2", "exaone-moe", "mimo2")
 _CAP_OF_GEMMA3N = 30.0

@@ -74,6 +74,7 @@ _BESIDE_ATTENTION = (
     "mamba_d_conv",
     "mamba_conv_bias",
 )
+_PERIODS = ("attn_layer_period", "attn_layer_offset", "expert_layer_period", "expert_layer_offset")
 _SHORT = ("conv_L_cache", "conv_bias", "norm_eps", "layer_types", "rope_theta", "num_key_value_heads")
 _SHORT_GGUF = (*_GATED_GGUF[:6], "shortconv.l_cache")
 _LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "attention_bias")
@@ -89,10 +90,12 @@ _SCANS_GGUF += ("attention.layer_norm_rms_epsilon",)
 _HF_KEYS: dict[str, tuple[str, ...]] = {
     "llama": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
     "mistral": (*_GATED, "head_dim", "sliding_window"),
+    **dict.fromkeys(("ministral", "cwm"), (*_GATED, "head_dim", "sliding_window", "layer_types")),
+    **dict.fromkeys(("internlm3", "iquestcoder", "exaone"), (*_GATED, "head_dim", "attention_bias", "mlp_bias")),
     "qwen2": (*_GATED, *_QWEN),
     "qwen3": (*_GATED, *_QWEN, "attention_bias", "head_dim"),
     "gemma": (*_GATED, "hidden_activation", "head_dim", "attention_bias"),
-    "gemma2": (*_GEMMA, "attn_logit_softcapping", "final_logit_softcapping"),
+    **dict.fromkeys(("gemma2", "vaultgemma"), (*_GEMMA, "attn_logit_softcapping", "final_logit_softcapping")),
     "gemma3_text": (*_GEMMA, "rope_local_base_freq", "layer_types", "_sliding_window_pattern"),
     "gemma3n_text": (
         *(*_LAYER_INPUTS, "altup_active_idx", "altup_coef_clip", "altup_correct_scale", "altup_num_inputs"),
@@ -113,7 +116,7 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
     "smollm3": (*_GATED, "no_rope_layers", "no_rope_layer_interval", "use_sliding_window", "layer_types"),
     "ministral3": (*_GATED, "head_dim", "sliding_window"),
     "arcee": (*_GATED, "attention_bias", "mlp_bias", "head_dim"),
-    "glm4": (*_GATED, "attention_bias", "head_dim", "partial_rotary_factor"),
+    **dict.fromkeys(("glm4", "glm"), (*_GATED, "attention_bias", "head_dim", "partial_rotary_factor")),
     "mixtral": (*_GATED, "sliding_window", "num_local_experts", *_EXPERTS[1:2], *_EXPERTS[-1:], "router_jitter_noise"),
     "qwen2_moe": (*_GATED, *_QWEN, *_EXPERTS, "shared_expert_intermediate_size", "qkv_bias"),
     "qwen3_moe": (*_GATED, *_QWEN, *_EXPERTS, "attention_bias", "head_dim"),
@@ -122,7 +125,7 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *("num_experts_per_tok", "swiglu_limit", "initial_context_length"),
     ),
     "deepseek_v2": (*_DEEPSEEK, "seq_aux", "aux_loss_alpha"),
-    **dict.fromkeys(("deepseek_v3", "kimi_k2"), (*_DEEPSEEK, "num_nextn_predict_layers")),
+    **dict.fromkeys(("deepseek_v3", "kimi_k2", "sarvam_mla"), (*_DEEPSEEK, "num_nextn_predict_layers")),
     "glm4_moe_lite": (*_DEEPSEEK, "num_nextn_predict_layers", "mlp_layer_types", "partial_rotary_factor"),
     "mistral4": (*_DEEPSEEK, "rope_interleave", "head_dim"),
     "youtu": (*_GATED, *_LATENT, "rope_interleave"),
@@ -203,6 +206,14 @@ _HF_KEYS: dict[str, tuple[str, ...]] = {
         *(*_GATED, *_BESIDE_ATTENTION, "mamba_d_ssm", "ssm_multipliers", "mlp_multipliers", "key_multiplier"),
         *("ssm_in_multiplier", "ssm_out_multiplier", "attention_in_multiplier", "lm_head_multiplier"),
     ),
+    "jamba": (
+        *(*_GATED[:2], "num_key_value_heads", *_PERIODS, "num_experts", "num_experts_per_tok", "router_aux_loss_coef"),
+        *("mamba_d_state", "mamba_d_conv", "mamba_expand", "mamba_dt_rank", "mamba_conv_bias", "mamba_proj_bias"),
+    ),
+    "bamba": (
+        *(*_GATED, *_BESIDE_ATTENTION, "mamba_expand", "mamba_proj_bias", "attn_layer_indices", "attn_rotary_emb"),
+        *("partial_rotary_factor", "time_step_limit", "attention_bias", "mlp_bias"),
+    ),
     "lfm2": (*_SHORT, "block_auto_adjust_ff_dim", "block_multiple_of", "block_ffn_dim_multiplier", "full_attn_idxs"),
     "lfm2_moe": (*_SHORT, *_EXPERTS[:4], "num_dense_layers", "use_expert_bias", "routed_scaling_factor"),
     "mamba": _SCANS,
@@ -237,6 +248,7 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
         *("attention.sliding_window_pattern", "rope.freq_base_swa", "rope.dimension_count_swa"),
         "final_logit_softcapping",
     ),
+    "exaone": _GATED_GGUF[:7],
     "exaone4": (*_GATED_GGUF[:7], "attention.sliding_window", "attention.sliding_window_pattern"),
     "glm4moe": (*_GATED_GGUF[:6], *_SCORED_GGUF, "nextn_predict_layers"),
     "dots1": (*_GATED_GGUF[:4], *_SCORED_GGUF),
@@ -275,6 +287,7 @@ _GGUF_KEYS: dict[str, tuple[str, ...]] = {
         *("expert_weights_scale", "expert_weights_norm", "moe_latent_size"),
     ),
     "falcon-h1": (*_GATED_GGUF[:6], *_HYBRID_GGUF[6:11]),
+    "jamba": (*_GATED_GGUF[:2], *_SCANS_GGUF, *_EXPERTS_GGUF[:2]),
     "lfm2": _SHORT_GGUF,
     "lfm2moe": (*_SHORT_GGUF, *_EXPERTS_GGUF, "leading_dense_block_count", "expert_gating_func"),
     "qwen35moe": (*_HYBRID_GGUF, *_EXPERTS_GGUF, "expert_shared_feed_forward_length", "rope.dimension_sections"),

@@ -14,7 +14,7 @@ from roofline.weights.families.shared.hf_fields import NEUTRAL, SHARED
 _ASIDE = re.compile(
     r"init_\w+|\w*(_init|_std|_scale_init)|\w*dropout\w*|layerdrop|summary_\w+|classifier\w*|embedding_fraction|"
     r"id2label|label2id|num_labels|problem_type|finetuning_task|task_specific_params|prefix|tokenizer_class|"
-    r"chunk_size_feed_forward|gradient_checkpointing|\w*aux_loss\w*|\w*router_jitter\w*|seq_aux|ep_size|is_decoder|"
+    r"chunk_size_feed_forward|gradient_checkpointing|\w*(aux|z)_loss\w*|\w*router_jitter\w*|seq_aux|ep_size|is_decoder|"
     r"attn_implementation|_attn_\w+|_flash_attn_\w+|use_flash_attn\w*|reorder_and_upcast_attn|return_dict\w*|"
     r"torchscript|use_bfloat16|base_model_\w+|name|verbose|unsloth_\w+|_commit_hash|transformers\.js_config|"
     r"qk_head_dim|chunk_size|mamba_chunk_size|residual_in_fp32|fused_add_norm|rescale_prenorm_residual|use_mambapy|"

@@ -59,6 +59,8 @@ _V3 = _MixtureType(
     },
     neutral=_SIGMOID,
 )
+_SARVAM: Config = {"q_lora_rank": None, "n_routed_experts": 128, "n_group": 1, "topk_group": 1}
+_SARVAM |= {"first_k_dense_replace": 1, "num_key_value_heads": None}
 _TYPES = {
     "deepseek_v2": _MixtureType(
         "DeepseekV2",
@@ -72,6 +74,7 @@ _TYPES = {
     ),
     "deepseek_v3": _V3,
     "kimi_k2": _V3,
+    "sarvam_mla": replace(_V3, defaults=_V3.defaults | _SARVAM),
     "glm4_moe_lite": _MixtureType(
         "Glm4MoeLite",
         {
@@ -107,6 +110,8 @@ _FLASH_LAYERS, _FLASH_VOCAB = (47, 48), 154_880  # of files of GLM-4.7-Flash tha
 def from_hf(fields: Fields, model_type: str) -> Config:
     """The canonical configuration."""
     kind = _TYPES[model_type]
+    if model_type == "sarvam_mla":
+        fields = _of_sarvam(fields)
     hf_fields.refuse_features(fields, _HONOURED)
     refuse_unless_neutral(fields, kind.neutral)
     fields = routed_fields.with_names(fields, _SECOND)
@@ -128,6 +133,19 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     else:
         ours["rope_theta"], ours["rope_scaling"] = hf_fields.rope(fields)
     return checked(fields, ours, routed_fields.MIXED | {"head_dim": "qk_nope_head_dim"})
+
+
+def _of_sarvam(fields: Fields) -> Fields:
+    """The fields of Sarvam's published files under DeepSeek-V3's names."""
+    changes: Config = {}
+    for key in ("head_dim", "q_head_dim"):  # sizes that follow from others, of which transformers takes neither
+        fields.values.get(key)
+        changes[key] = None
+    scaling = fields.get("rope_scaling", dict) or {}
+    if "deepseek_yarn" in (scaling.get("type"), scaling.get("rope_type")):
+        plain = {key: value for key, value in scaling.items() if key != "type"}
+        changes |= {"rope_parameters": plain | {"rope_type": "yarn"}, "rope_scaling": None}
+    return routed_fields.with_names(fields.changed(changes), {"num_shared_experts": "n_shared_experts"})
 
 
 def _dense(fields: Fields, kind: _MixtureType, layers: int) -> list[int]:

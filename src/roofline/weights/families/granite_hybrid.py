@@ -6,7 +6,7 @@ Hugging Face's files call an MLP, where there are no experts, what they call the
 from dataclasses import replace
 
 from roofline.common.fields import Fields
-from roofline.weights.families import granite, granite_moe
+from roofline.weights.families import bamba, granite, granite_moe
 from roofline.weights.families.shared import gguf_fields, hf_fields, scans
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.experts import (
@@ -100,18 +100,12 @@ def to_hf(config: Config) -> Config:
         "shared_intermediate_size": config["shared_ffn"] if experts else config["ffn"],
         "position_embedding_type": "rope" if config.get("positions", "rope") == "rope" else "nope",
         "layer_types": ["linear_attention" if scan else "full_attention" for scan in config["recurrent"]],
-        "mamba_expand": _expand(config),
+        "mamba_expand": scans.expansion(config),
         "mamba_d_head": config["inner"] // config["scan_heads"],
         "mamba_conv_bias": config.get("conv_bias", True),
         "mamba_proj_bias": False,
         **scans.step_bounds_to_hf(config, "time_step_limit"),
     }
-
-
-def _expand(config: Config) -> float:
-    """How many times the width the channels of a scan are."""
-    times = config["inner"] / config["width"]
-    return int(times) if times.is_integer() else times
 
 
 _HEADS, _TURNS = "attention.head_count_kv", "rope.scaling.finetuned"
@@ -121,6 +115,8 @@ _GGUF = (*HONOURED_GGUF, *scans.GGUF_HONOURED, granite_moe.SHARED, _TURNS)
 def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     """The canonical configuration: layers of which files say 0 heads of keys are scans, and by its name
     rope.scaling.finetuned says whether the others turn. Converters permute the rows of q and k."""
+    if bamba.is_bamba(model):
+        return bamba.from_gguf(model, architecture)
     fields = model.fields
     heads = gguf_fields.heads_by_layer(fields)
     turns = fields.get(_TURNS, bool, True)

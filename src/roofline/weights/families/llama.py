@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from roofline.common.errors import UnsupportedError
 from roofline.common.fields import Fields
-from roofline.weights.families.shared import gguf_fields, hf_fields
+from roofline.weights.families.shared import gguf_fields, hf_fields, layer_kinds
 from roofline.weights.families.shared.canonical import Config, checked
 from roofline.weights.families.shared.tensor_names import ATTENTION, MLP, NORMS, TensorNames
 
@@ -45,7 +45,11 @@ def window(fields: Fields, absent: int | None) -> int | None:
 
 
 def to_hf(config: Config) -> Config:
-    """The fields of a config.json."""
+    """The fields of a config.json: Mistral's where all layers have a window, Ministral's where some have."""
+    if config.get("layer_windows"):
+        kinds = layer_kinds.kinds_of_layers(config["layer_windows"])
+        fields = hf_fields.to_hf(config, "ministral", "Ministral") | {"layer_types": kinds}
+        return fields | {"sliding_window": max(config["layer_windows"])}
     if config["sliding_window"] is not None:
         return hf_fields.to_hf(config, "mistral", "Mistral") | {"sliding_window": config["sliding_window"]}
     biases = {"attention_bias": config["attention_bias"], "mlp_bias": config.get("mlp_bias", False)}

@@ -91,6 +91,12 @@ def expanded(fields: Fields, key: str, width: int) -> int:
     return channels
 
 
+def expansion(config: Config) -> float:
+    """The inverse of `expanded`: how many times the width the channels of a scan are."""
+    times = config["inner"] / config["width"]
+    return int(times) if times.is_integer() else times
+
+
 def check_head(fields: Fields, config: Config, key: str) -> None:
     """Raise ConfigError where the file says another size of a head than its heads have; "auto" says none."""
     size = fields.values.get(key)
