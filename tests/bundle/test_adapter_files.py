@@ -117,23 +117,44 @@ def test_families_whose_matrices_lie_otherwise(name: str, kind: str, tmp_path: P
 
 
 GATED = ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"]
+JOINED: dict[str, list[str]] = {
+    "qwen3_next": GATED,  # q, k, v and z of one key head after the other, and b and a
+    "mamba": ["in_proj", "x_proj"],  # of which the second makes what the matrix behind it reads
+    "mamba2": ["in_proj"],
+    "nemotron_h": ["in_proj", "q_proj", "o_proj", "down_proj"],  # whose modules have other names than its tensors
+    "falcon_h1": ["in_proj", "q_proj", "gate_proj"],
+    "granitemoehybrid": ["in_proj", "out_proj", "o_proj", "input_linear"],
+    "gemma3n": ["modality_router", "linear_left", "linear_right", "q_proj"],  # a layer multiplies with the first twice
+}
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_rows_of_several_matrices_in_one(kind: str, tmp_path: Path) -> None:
-    """Qwen3-Next's q, k, v and z of one key head after the other, and its b and a."""
-    model = theirs(CASES["qwen3_next"].config)
+@pytest.mark.parametrize("name", JOINED)
+def test_rows_of_several_matrices_in_one(name: str, kind: str, tmp_path: Path) -> None:
+    model = theirs(CASES[name].config)
     model.save_pretrained(tmp_path / "base")
-    expected = adapted(model, tmp_path / "theirs", target_modules=GATED, **KINDS[kind])
+    expected = adapted(model, tmp_path / "theirs", target_modules=JOINED[name], **KINDS[kind])
     base, adapter = open_checkpoint(tmp_path / "base"), read_adapter(tmp_path / "theirs")
+    assert np.abs(of_ours(base) - expected).max() > 0.05, "it changes something"
     assert np.abs(of_ours(merged(base, adapter.matrices).checkpoint) - expected).max() < 5e-5
     assert np.abs(of_ours(base, adapter.matrices) - expected).max() < 5e-5
-    if kind == "dora":
-        with pytest.raises(UnsupportedError, match=r"linear\.\w+\.weight: DoRA of a part"):
-            write_adapter(tmp_path / "ours", base.config, list(each_alone(adapter.matrices, base.config)))
-        return
     write_adapter(tmp_path / "ours", base.config, list(each_alone(adapter.matrices, base.config)))
     assert read_adapter(tmp_path / "ours").digest == adapter.digest
+    assert np.abs(loaded_again(tmp_path / "base", tmp_path / "ours") - expected).max() < 5e-5
+
+
+def test_parts_of_rows_that_lie_with_others(tmp_path: Path) -> None:
+    """Qwen3-Next's q, k, v and z, of which one may be missing, or have an A of its own."""
+    model = theirs(CASES["qwen3_next"].config)
+    model.save_pretrained(tmp_path / "base")
+    adapted(model, tmp_path / "lengths", target_modules=GATED, use_dora=True)
+    base, adapter = open_checkpoint(tmp_path / "base"), read_adapter(tmp_path / "lengths")
+    parts = [each for each in each_alone(adapter.matrices, base.config) if not each.tensor.endswith(".z.weight")]
+    with pytest.raises(UnsupportedError, match=r"linear\.\w+\.weight: DoRA of a part"):
+        write_adapter(tmp_path / "ours", base.config, parts)
+    model = theirs(CASES["qwen3_next"].config)
+    adapted(model, tmp_path / "theirs", target_modules=GATED)
+    adapter = read_adapter(tmp_path / "theirs")
     # Parts with an A each: PEFT has one of all their ranks; and one part may be missing.
     apart = [
         replace(each, a=each.a + 0.1 * each.tensor.endswith(("z.weight", "a.weight")))
@@ -146,6 +167,22 @@ def test_rows_of_several_matrices_in_one(kind: str, tmp_path: Path) -> None:
     scaled = [replace(each, scale=9.0) if each.tensor.endswith("z.weight") else each for each in apart]
     with pytest.raises(ConfigError, match=r"linear\.qkvz\.weight: its parts need matrices of one scale"):
         write_adapter(tmp_path / "no", base.config, scaled)
+
+
+def test_an_adapter_of_what_makes_keys_and_values_of_compressed_rows_is_merged(tmp_path: Path) -> None:
+    model = theirs(CASES["youtu"].config)
+    model.save_pretrained(tmp_path / "base")
+    expected = adapted(model, tmp_path / "theirs", target_modules=["kv_b_proj", "o_proj"])
+    base, adapter = open_checkpoint(tmp_path / "base"), read_adapter(tmp_path / "theirs")
+    assert np.abs(of_ours(merged(base, adapter.matrices).checkpoint) - expected).max() < 5e-5
+    served = load(str(tmp_path / "base"), max_adapters=1, cache_tokens=64, max_model_len=64, threads=1, text=False)
+    reason = (
+        r"serving an adapter of keys and values of compressed rows \(layers\.0\.attn\.kv_up\.weight\).*roofline merge"
+    )
+    with pytest.raises(UnsupportedError, match=reason):
+        served.executable.adapters.set(1, adapter.matrices)
+    others = [matrix for matrix in adapter.matrices if not matrix.tensor.endswith(".kv_up.weight")]
+    served.executable.adapters.set(1, others)
 
 
 def test_all_linear_layers_of_a_mixture(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_sinks_and_biases_of_experts(compiled: Any, tmp_path: Path) -> None:
     answers_as_python_does(compiled, transformers_model("gpt_oss"), tmp_path)
 
 
-@pytest.mark.parametrize("name", ["llama_heads_of_20", "ministral3"])
-def test_heads_that_are_filled_up_and_queries_that_grow(name: str, compiled: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama_heads_of_20", "ministral3", "deepseek_v3", "mamba"])
+def test_families_whose_steps_differ(name: str, compiled: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="it makes the model")
     from tests.models.parity_cases import CASES, theirs
 

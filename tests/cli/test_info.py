@@ -47,6 +47,17 @@ def test_a_shape_has_its_published_figures() -> None:
     assert "Touvron" in report["source"]
 
 
+def test_a_shape_without_attention_has_a_size_in_every_format() -> None:
+    """Taps of convolutions and the rank of a scan's steps are no whole blocks: files hold them in floats."""
+    report = record("mamba-130m")
+    assert all(report["takes"].values()), report["takes"]
+    layer = 1536 * 4 + 1536 * 16, 1536 * 48  # taps and rates in F32, what makes the steps in F16
+    vectors = 24 * (768 + 1536 + 1536 + 1536) + 768  # norms, biases of the taps and of the steps, skips
+    in_blocks = report["parameters"] - 24 * sum(layer) - vectors
+    assert report["takes"]["Q8_0"] == in_blocks * 34 // 32 + 24 * (4 * layer[0] + 2 * layer[1]) + 4 * vectors
+    assert re.search(r"a token takes +266 MFLOP *$", run("mamba-130m").stdout, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("model", "context", "kept"),
     [

@@ -548,6 +548,7 @@ GEMMA4 |= {"head_dim": 8, "global_head_dim": 16, "global_kv_heads": 2, "local_th
 GEMMA4 |= {"rope_scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.25}, "logit_cap": 3.0}
 SHARING = {"layers": 5, "layer_windows": [9, 0, 9, 9, 0], "sharing_layers": 3, "wide_sharing": True}
 SHARING |= {"layer_width": 32, "layer_vocab": 96}
+ALONE = {"layers": 1, "layer_windows": [], "layer_width": 32, "layer_vocab": 96, "sharing_layers": 0}
 BESIDE_EXPERTS = {"experts": 4, "experts_per_token": 3, "expert_ffn": 32}
 CASES |= {
     "gemma4": Case(
@@ -556,6 +557,7 @@ CASES |= {
         "a wider MLP, a quarter of heads turned, capped logits",
         GEMMA4 | SHARING,
     ),
+    "gemma4_alone": Case("gemma4_text", "one layer, with an embedding of its own", GEMMA4 | ALONE),
     "gemma4_dense": Case(
         "gemma4_text",
         "keys that are values too, fewer heads of them without a window, uncapped",
@@ -576,6 +578,7 @@ CASES |= {
         "four streams, a second way around attention, gates that are cut off, layers that read the keys of others",
         GEMMA3N,
     ),
+    "gemma3n_alone": Case("gemma3n_text", "one layer", GEMMA3N | ALONE | {"sparsity": [0.9]}),
     "gemma3n_streams": Case(
         "gemma3n_text",
         "three streams of which the second is active and not scaled, MLPs of several widths, untied",

@@ -25,8 +25,10 @@ QUICK = (
     "gemma2",
     "gemma3",
     "gemma4",
+    "gemma4_alone",
     "gemma4_moe",
     "gemma3n",
+    "gemma3n_alone",
     "phi4_mini",
     "smollm3",
     "granite",
@@ -102,6 +104,23 @@ def test_a_configuration_is_read_back_as_it_was(name: str) -> None:
     config = dict(CASES[name].config)
     read = from_hf(Path("config.json"), hf_config(config))
     assert configure(read)[1] == configure(config)[1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_layers_of_a_model_are_as_in_the_whole(name: str) -> None:
+    family, cfg = configure(CASES[name].config)
+    whole = {param.name: param.shape for param in expand(family.spec(cfg), cfg.layers)}
+    attending = [n for n in range(cfg.layers) if cfg.attends(n)]  # without them hybrids are no models of their family
+    for layers in range(min(attending, default=0) + 1, cfg.layers):
+        first = cfg.first(layers)
+        stores = [(first.window(n), first.keeps_state(n), first.rope_of(n)) for n in range(layers)]
+        assert stores == [(cfg.window(n), cfg.keeps_state(n), cfg.rope_of(n)) for n in range(layers)]
+        shapes = {param.name: param.shape for param in expand(family.spec(first), layers)}
+        kept = {n: s for n, s in whole.items() if not n.startswith("layers.") or int(n.split(".")[1]) < layers}
+        of_all_layers = ("layer_embed.", "layer_projection.")  # side by side in one table
+        assert {n: s for n, s in shapes.items() if not n.startswith(of_all_layers)} == {
+            n: s for n, s in kept.items() if not n.startswith(of_all_layers)
+        }
 
 
 def test_every_case_stands_in_the_table_of_models() -> None:

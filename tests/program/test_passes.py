@@ -132,24 +132,27 @@ def test_rows_that_are_read_elsewhere_are_not_narrowed() -> None:
     assert narrow(escaping) == escaping
 
 
-def test_rows_are_narrowed_up_to_the_first_instruction() -> None:
-    """Without attention no row matters to another: only the wanted ids are looked up."""
+def test_rows_are_narrowed_up_to_what_looks_up_ids() -> None:
+    """Without attention no row matters to another, but backends have ids of all tokens alone."""
     program = parse_program(
         """
 program tiny target=''
 
 input ids: i32[tokens]
 input logit_rows: i32[rows]
-output x2
+output x3
 
 weight embed.weight: file[96, 64] = embed.weight[0:96] F32
 
 x0: f32[tokens, 64] = embed(ids; embed.weight)
-x1: f32[rows, 64] = take_rows(x0, logit_rows)
-x2: f32[rows, 96] = linear(x1; embed.weight)
+x1: f32[tokens, 64] = linear(x0; embed.weight)
+x2: f32[rows, 64] = take_rows(x1, logit_rows)
+x3: f32[rows, 96] = linear(x2; embed.weight)
 """
     )
-    assert [instr.op for instr in narrow(program).body] == ["take_rows", "embed", "linear"]
+    narrowed = narrow(program).body
+    assert [instr.op for instr in narrowed] == ["embed", "take_rows", "linear", "linear"]
+    assert narrowed[0].inputs == ("ids",)
 
 
 def test_a_gpu_rounds_what_linears_read_and_write_but_not_the_logits() -> None:

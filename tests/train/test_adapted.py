@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="training is torch")
 
-from roofline.common.errors import UnsupportedError  # noqa: E402
+from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.models import presets  # noqa: E402
 from roofline.ops import formats  # noqa: E402
 from roofline.train.checkpoint.adapter_export import write_run_adapter  # noqa: E402
@@ -55,6 +55,8 @@ def folder_of(kind: str, path: Path, seed: int = 3, **changes: object) -> Path:
             model = transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**sizes))
         else:
             model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**sizes, num_experts=0))
+    elif kind != "mixtral" and kind != "lfm2":
+        model = model_of_case(kind)
     elif kind == "lfm2":
         model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**sizes, layer_types=["conv", "full_attention"]))
     else:
@@ -62,6 +64,13 @@ def folder_of(kind: str, path: Path, seed: int = 3, **changes: object) -> Path:
         model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **experts))
     model.save_pretrained(path)
     return path
+
+
+def model_of_case(kind: str) -> Any:
+    """The model of a case, whose norms and biases are random too."""
+    from tests.models.parity_cases import CASES, theirs
+
+    return theirs(CASES[kind].config | {"vocab": VOCAB})
 
 
 def config_of(folder: Path, **adapter: Any) -> Any:
@@ -139,12 +148,24 @@ def test_losses_gradients_and_steps_are_pefts(tmp_path: Path, kind: str, dora: b
             optimizer.zero_grad()
 
 
-def test_losses_and_gradients_of_experts_are_pefts(tmp_path: Path) -> None:
-    """Each expert has an A and a B of its own; gate and up share their A, as they are one matrix in transformers."""
+@pytest.mark.parametrize(
+    ("kind", "dora"),
+    [
+        ("mixtral", False),
+        ("mamba", False),
+        ("mamba2", True),
+        ("nemotron_h", False),
+        ("lfm2_moe", False),
+        ("granitemoehybrid_experts", False),
+    ],
+)
+def test_losses_and_gradients_of_what_lies_in_one_tensor_are_pefts(tmp_path: Path, kind: str, dora: bool) -> None:
+    """Each expert has an A and a B of its own; gate and up share their A, as they are one matrix in transformers, and
+    so do all matrices whose rows lie in one tensor of its files."""
     peft = pytest.importorskip("peft", reason="the oracle is peft")
     transformers = pytest.importorskip("transformers", reason="the models are written by transformers")
-    folder = folder_of("mixtral", tmp_path / "model")
-    ours = model_of(folder, rank=4, alpha=8, base="f32")
+    folder = folder_of(kind, tmp_path / "model")
+    ours = model_of(folder, method="dora" if dora else "lora", rank=4, alpha=8, base="f32")
     disturb(ours)
     adapter = written(ours, tmp_path / "adapter", folder)
     theirs = peft.PeftModel.from_pretrained(
@@ -167,16 +188,36 @@ def test_losses_and_gradients_of_experts_are_pefts(tmp_path: Path) -> None:
             optimizer.zero_grad()
 
 
-def test_matrices_that_files_have_with_others_row_by_row_get_no_adapter(tmp_path: Path) -> None:
+def test_matrices_that_files_have_with_others_row_by_row_share_an_adapter(tmp_path: Path) -> None:
     folder = folder_of("qwen3_next", tmp_path / "model")
-    config = config_of(folder, method="lora", rank=4, alpha=8, base="f32")
-    shape = model_config(config.model, LENGTH)
-    adapted_parts = {name.split(".", 2)[2] for name, form in plan(config, shape).items() if form.rank}
-    expected = {"linear.o", *(f"attn.{part}" for part in "qkvo"), *(f"mlp.{part}" for part in ("gate", "up", "down"))}
-    assert adapted_parts == {f"{part}.weight" for part in expected}
-    chosen = config_of(folder, method="lora", rank=4, alpha=8, base="f32", targets=["in_proj_qkv"])
-    with pytest.raises(UnsupportedError, match=r"an adapter of model\.layers\.0\.linear_attn\.in_proj_qkv"):
-        plan(chosen, shape)
+    shape = model_config(config_of(folder, rank=4).model, LENGTH)
+
+    def parts(**adapter: object) -> dict[str, bool]:
+        """The adapted parts of layers -> whether their A is another's."""
+        planned = plan(config_of(folder, method="lora", rank=4, alpha=8, base="f32", **adapter), shape)
+        return {
+            name.split(".", 2)[2].removesuffix(".weight"): form.shared for name, form in planned.items() if form.rank
+        }
+
+    assert parts(targets=["in_proj_qkvz"]) == {"linear.qkv": False, "linear.z": True}
+    others = {"linear.o", *(f"attn.{part}" for part in "qkvo"), *(f"mlp.{part}" for part in ("gate", "up", "down"))}
+    assert parts() == dict.fromkeys(others, False) | {
+        **{"linear.qkv": False, "linear.z": True, "linear.b": False, "linear.a": True}
+    }
+    with pytest.raises(ConfigError, match=r"no matrix 'in_proj_qkv'; it has .*in_proj_qkvz"):
+        parts(targets=["in_proj_qkv"])
+
+
+@pytest.mark.parametrize(("kind", "target"), [("nemotron_h_moe", "up_proj"), ("gemma4_moe", "experts.down_proj")])
+def test_experts_that_lie_otherwise_have_no_adapter(tmp_path: Path, kind: str, target: str) -> None:
+    """Without gates, or in one tensor with each other: PEFT's files have a form for gate and up together."""
+    folder = folder_of(kind, tmp_path / "model")
+    shape = model_config(config_of(folder, rank=4).model, LENGTH)
+    planned = plan(config_of(folder, rank=4, base="f32"), shape)
+    assert [name for name, form in planned.items() if form.rank]
+    assert not [name for name, form in planned.items() if form.rank and form.experts]
+    with pytest.raises(UnsupportedError, match=r"an adapter of .*experts\.\w+_proj of a \w+ model.*no form"):
+        plan(config_of(folder, rank=4, base="f32", targets=[target]), shape)
 
 
 def test_adapters_of_moved_value_heads_are_written_as_hugging_face_has_them(tmp_path: Path) -> None:
@@ -198,16 +239,16 @@ def test_adapters_of_moved_value_heads_are_written_as_hugging_face_has_them(tmp_
         )
 
 
-def test_scans_have_adapters_of_the_matrices_that_are_their_own(tmp_path: Path) -> None:
+def test_scans_have_adapters_of_the_matrices_that_peft_adapts(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="the model is written by transformers")
     sizes = {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 1, "time_step_rank": 4}
     transformers.MambaForCausalLM(transformers.MambaConfig(**sizes)).save_pretrained(tmp_path / "model")
     model = model_of(tmp_path / "model", method="lora", rank=4, alpha=8, base="f32")
     parts = {name.split(".", 2)[2] for name, form in model.forms.items() if form.rank}
-    assert parts == {"ssm.dt.weight", "ssm.o.weight"}
+    assert parts == {f"ssm.{part}.weight" for part in ("x", "z", "rank", "bc")}
     folder = written(model, tmp_path / "adapter", tmp_path / "model")
     described = json.loads((folder / "adapter_config.json").read_text())
-    assert {name.rpartition(".")[2] for name in described["target_modules"]} == {"dt_proj", "out_proj"}
+    assert {name.rpartition(".")[2] for name in described["target_modules"]} == {"in_proj", "x_proj"}
 
 
 def written(model: Model, folder: Path, base: Path, **fields: object) -> Path:

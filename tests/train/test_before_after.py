@@ -55,7 +55,7 @@ CASES = {
     ),
     "model": (ServedModels("x", Path("runs/o p/model"), rank=128), ("x", "o-p"), "--extra-model o-p=", ""),
     "experts": (
-        ServedModels("x", Path("runs/o/adapter"), rank=128, of_experts=True), ("x", "o"), "--extra-model o=", "",
+        ServedModels("x", Path("runs/o/adapter"), rank=128, merged="experts"), ("x", "o"), "--extra-model o=", "",
     ),
 }  # fmt: skip
 
@@ -64,7 +64,7 @@ CASES = {
 def test_names_and_the_commands_that_serve_both_and_chat(case: str, tmp_path: Path) -> None:
     served, names, words, chat = CASES[case]
     around = BeforeAfter(served, [{"messages": SYSTEM, "answer": "4"}], tmp_path)
-    place = served.outcome.with_name("merged") if served.of_experts else served.outcome
+    place = served.outcome.with_name("merged") if served.merged else served.outcome
     room = RANKS if case == "large" else ""
     assert (around.answers.before, around.answers.after) == names
     flag, name = words.split()

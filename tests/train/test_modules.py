@@ -21,6 +21,9 @@ from tests.models.eager import LastStates, caches_of, eager_batch  # noqa: E402
 B = builders.BASE
 MPT = B | {"family": "mpt", "kv_heads": 4, "ffn": 256, "max_position": 64}
 SHARED_KEYS = shaped_models.SHARING | {"vocab": B["vocab"]}
+# Layers that attend and keep state.
+BESIDE = B | {"family": "falcon_h1", "recurrent": [True] * B["layers"], "inner": 64, "states": 8, "scan_heads": 4}
+BESIDE |= {"scan_norm": "behind", "rope_style": "half"}
 CONFIGS = {
     "llama": B,
     "llama_untied": B | {"tied": False},
@@ -33,6 +36,7 @@ CONFIGS = {
     "qwen2_moe": builders.QWEN2
     | {"family": "qwen_moe", "experts": 4, "experts_per_token": 3, "renormalise": False, "shared_ffn": 48},
     "qwen3_5": builders.HYBRID,
+    "falcon_h1": BESIDE,
     "keys of others": SHARED_KEYS,
     "mpt_learned": MPT | {"positions": "learned", "bias": True},
     "mpt_alibi": MPT | {"positions": "alibi"},

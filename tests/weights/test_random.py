@@ -64,6 +64,26 @@ def test_every_format(form: str) -> None:
     assert np.abs(checkpoint.dequantize(info.name) - exact).max() < GAPS.get(form, 0.16) * np.abs(exact).max()
 
 
+@pytest.mark.parametrize(
+    ("name", "floats"),
+    [
+        ("qwen3.5-0.8b", {"conv.weight": "F32"}),
+        ("granite-4.0-h-350m", {"conv.weight": "F32"}),
+        ("lfm2-350m", {"conv.weight": "F32"}),
+        ("mamba-130m", {"conv.weight": "F32", "a_log.weight": "F32", "dt.weight": "F16"}),
+        ("falcon-h1-0.5b", {"conv.weight": "F32"}),
+        ("mamba-codestral-7b", {"conv.weight": "F32"}),
+    ],
+)
+def test_matrices_of_hybrids_that_are_no_whole_blocks_stay_floats(name: str, floats: dict[str, str]) -> None:
+    """These are the formats of such tensors in files that llama.cpp's quantiser writes."""
+    tensors = random_checkpoint(preset(name), 7, "Q4_0").tensors
+    matrices = {tensor: info.format for tensor, info in tensors.items() if len(info.shape) > 1}
+    told = {tensor.split(".")[-2] + ".weight": form for tensor, form in matrices.items() if form != "Q4_0"}
+    assert told == floats
+    assert {info.format for info in tensors.values() if len(info.shape) == 1} == {"F32"}
+
+
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match=r"random weights, tensor 'embed.weight'.*multiples of 256"):
         random_checkpoint(CONFIG, 1, "Q4_K")

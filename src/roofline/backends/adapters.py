@@ -6,11 +6,15 @@ from dataclasses import replace
 import numpy as np
 
 from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
-from roofline.ops.adapters import AdapterMatrix, PlacedMatrix
+from roofline.ops.adapters import AdapterMatrix, PlacedMatrix, served_merged
 from roofline.program.ir import Program
 from roofline.program.passes.adapt import Site, sites
 
 _MERGED = ("roofline merge, which writes a model with the adapter in it",)
+_REASONS = {
+    "experts": "each row would have those of its experts",
+    "keys and values of compressed rows": "attention multiplies with a part of this matrix for each head",
+}
 # What a backend does beside keeping them: (slot, its matrices; none: the slot is free again).
 Changed = Callable[[int, Sequence[PlacedMatrix]], None]
 
@@ -54,7 +58,7 @@ class AdapterSlots:
         assert slot not in self.placed, "a slot is freed before it is used again"
         if self.of_model is not None:
             matrices = list(self.of_model(matrices))
-        placed = sorted((self._place(matrix) for matrix in matrices), key=lambda place: (place.group, place.first))
+        placed = sorted((place for matrix in matrices for place in self._place(matrix)), key=_order)
         self._changed(slot, placed)
         self.placed[slot] = placed
 
@@ -63,19 +67,16 @@ class AdapterSlots:
         self._changed(slot, ())
         del self.placed[slot]
 
-    def _place(self, matrix: AdapterMatrix) -> PlacedMatrix:
+    def _place(self, matrix: AdapterMatrix) -> list[PlacedMatrix]:
         assert matrix.a.dtype == matrix.b.dtype == np.float32, "what the kernels read"
         if matrix.magnitude is not None and self.row_scaling is None:
             reason = "it scales the rows of the model's matrices, whose lengths are read from the model's files"
             what = "serving a DoRA adapter beside a bundle, or on this backend,"
             raise UnsupportedError(what, reason, ("the model's files with backend=cpu", *_MERGED))
-        if ".mlp.experts." in matrix.tensor:
-            what, reason = (
-                f"serving an adapter of experts ({matrix.tensor})",
-                "each row would have those of its experts",
-            )
-            raise UnsupportedError(what, reason, _MERGED)
         site = self.sites.get(matrix.tensor)
+        if site is None and (part := served_merged(matrix.tensor)):
+            what = f"serving an adapter of {part} ({matrix.tensor})"
+            raise UnsupportedError(what, _REASONS[part], _MERGED)
         if site is None:
             raise ConfigError(f"the adapter changes {matrix.tensor}, which is no matrix of this model's layers")
         shapes = (matrix.a.shape[1], matrix.b.shape[1])
@@ -95,12 +96,18 @@ class AdapterSlots:
         gain = shift = None
         if matrix.magnitude is not None and self.row_scaling is not None:
             gain, shift = self.row_scaling(matrix)
-        return PlacedMatrix(
-            matrix=matrix, group=site.group, first=site.part * self.rank, column=site.column, gain=gain, shift=shift
-        )
+        first, column = site.part * self.rank, site.column
+        return [
+            PlacedMatrix(matrix=matrix, group=group, first=first, column=column, gain=gain, shift=shift)
+            for group in site.groups
+        ]
 
     def _parts(self, group: int) -> int:
-        return 1 + max(site.part for site in self.sites.values() if site.group == group)
+        return 1 + max(site.part for site in self.sites.values() if group in site.groups)
+
+
+def _order(place: PlacedMatrix) -> tuple[int, int]:
+    return place.group, place.first
 
 
 def _head_dims(program: Program) -> dict[int, int]:

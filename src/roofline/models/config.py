@@ -12,6 +12,9 @@ from roofline.ops.state import StateParts
 
 POSITIONS = ("rope", "learned", "alibi", "none")
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu", "relu_squared")
+# Of the configurations of all families: fields with a value for each layer, and those that number layers.
+_VALUES_OF_LAYERS = ("layer_windows", "recurrent", "turning", "layer_ffns", "sparsity")
+_NUMBERS_OF_LAYERS = ("dense", "sparse")
 
 Fact = TypeVar("Fact")
 
@@ -212,8 +215,12 @@ class ModelConfig:
         return next(first for first in range(layer + 1) if facts(first) == layer_facts)
 
     def first(self, layers: int) -> Self:
-        """The configuration of a model of which only the first so many layers are left."""
-        return replace(self, layers=layers, layer_windows=self.layer_windows[:layers])
+        """Return the configuration of a model of which only the first so many layers are left."""
+        cut: dict[str, Any] = {name: getattr(self, name)[:layers] for name in _VALUES_OF_LAYERS if hasattr(self, name)}
+        for name in _NUMBERS_OF_LAYERS:
+            if hasattr(self, name):
+                cut[name] = tuple(layer for layer in getattr(self, name) if layer < layers)
+        return replace(self, layers=layers, **cut)
 
     def layers_by(self, fact: Callable[[int], Fact]) -> dict[Fact, tuple[int, ...] | None]:
         """The layers of each value of a fact, in the order of the first; None where all have one: `layers` of Param."""

@@ -5,10 +5,9 @@ The rows between layers are the streams side by side. Sources: Gemma Team 2025, 
 the weights; AltUp: Baykal et al. 2023; LAuReL: Menghani et al. 2024.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from statistics import NormalDist
-from typing import Self
 
 from roofline import ops
 from roofline.common.errors import ConfigError, UnsupportedError
@@ -65,10 +64,6 @@ class Config(SharedKeysConfig):
         """The first layer that computes what this one does, with weights of its own."""
         facts = [(SharedKeysConfig.alike(self, n), self.deviations(n)) for n in range(layer + 1)]
         return facts.index(facts[layer])
-
-    def first(self, layers: int) -> Self:
-        """The configuration of a model of which only the first so many layers are left."""
-        return replace(super().first(layers), layer_ffns=self.layer_ffns[:layers], sparsity=self.sparsity[:layers])
 
 
 def check(cfg: Config) -> None:

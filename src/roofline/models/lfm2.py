@@ -3,7 +3,7 @@
 Sources: Liquid AI 2025 (LFM2), and the configurations published with the weights.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from roofline import ops
@@ -37,11 +37,6 @@ class Config(RecurrentConfig, routed.Config):
     @property
     def state_parts(self) -> StateParts:
         return ((COLUMNS, (self.taps - 1, self.width)),) if any(self.recurrent) else ()
-
-    def first(self, layers: int) -> "Config":
-        """The configuration of a model of which only the first so many layers are left."""
-        dense = tuple(layer for layer in self.dense if layer < layers)
-        return replace(self, layers=layers, recurrent=self.recurrent[:layers], dense=dense)
 
 
 def check(cfg: Config) -> None:

@@ -19,6 +19,7 @@ _FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _PLAIN = ("F32", "F16", "BF16")
 _LARGE_LLAMA = (80, 8)  # layers, and queries for each key, of the 70B models, whose v is small and worth more bits
 _V, _DOWN = "attn.v.weight", "mlp.down.weight"
+_NARROW = (".ssm.dt.weight",)  # rows of a few dozen numbers: the rank of a scan's steps
 _EXPERTS = re.compile(r"\.(experts\.(\d+\.)?|shared\.)")  # a matrix of experts gets what that of a plain MLP gets
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
@@ -98,6 +99,20 @@ def stays_float(name: str) -> bool:
     parts = (".router.", ".altup.", ".laurel.", "stream_in.", "stream_out.", "layer_projection.", "positions.weight")
     small = name.endswith((".shared.scale.weight", ".conv.weight", ".a_log.weight"))
     return small or any(part in name for part in parts)
+
+
+def format_in_blocks(form: str, name: str, shape: tuple[int, ...]) -> str:
+    """The format of a parameter where all matrices are to be in one: of vectors F32 beside a format of blocks; of
+    matrices whose rows are no whole blocks what files hold them in, if these are matrices that are small in any model.
+    """
+    block = formats.get(form).block
+    if len(shape) < 2:
+        return form if block == 1 else "F32"
+    if shape[-1] % block == 0:
+        return form
+    if stays_float(name):
+        return "F32"
+    return _fitting(form, shape[-1]) if name.endswith(_NARROW) else form
 
 
 def _format(mix: Mix, name: str, shape: tuple[int, ...], sizes: _Sizes) -> str:

@@ -60,12 +60,6 @@ class Config(moe.Config, mamba2.Mamba2Config):
         kinds = [(self.recurrent[i], i in self.dense, i in self.sparse) for i in range(layer + 1)]
         return kinds.index(kinds[layer])
 
-    def first(self, layers: int) -> "Config":
-        """The configuration of a model of which only the first so many layers are left."""
-        dense, sparse = (tuple(i for i in numbers if i < layers) for numbers in (self.dense, self.sparse))
-        shorter = replace(self, layers=layers, recurrent=self.recurrent[:layers], dense=dense, sparse=sparse)
-        return shorter
-
 
 def check(cfg: Config) -> None:
     """Raises UnsupportedError on what this family does not have."""

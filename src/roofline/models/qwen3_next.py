@@ -68,10 +68,6 @@ class Config(RecurrentConfig, moe.Config):
         matrix = (self.value_heads, self.key_dim, self.value_dim)
         return ((COLUMNS, (self.taps - 1, self.channels)), (MATRIX, matrix)) if any(self.recurrent) else ()
 
-    def first(self, layers: int) -> "Config":
-        """The configuration of a model of which only the first so many layers are left."""
-        return replace(self, layers=layers, recurrent=self.recurrent[:layers])
-
 
 def check(cfg: Config) -> None:
     """Raises UnsupportedError on what this family does not have."""

@@ -67,14 +67,6 @@ class Config(moe.Config):
         facts = [(self.window(i), self.rope_of(i), i in self.dense) for i in range(layer + 1)]
         return facts.index(facts[layer])
 
-    def first(self, layers: int) -> "Config":
-        """The configuration of a model of which only the first so many layers are left."""
-        left = tuple(layer for layer in self.dense if layer < layers)
-        shorter: Config = replace(
-            self, layers=layers, layer_windows=self.layer_windows[:layers], dense=left, turning=self.turning[:layers]
-        )
-        return shorter
-
 
 def check(cfg: Config) -> None:
     """Raises UnsupportedError on what this family does not have."""

@@ -1,7 +1,6 @@
 """What configurations say of layers of Mamba and of Mamba-2 alike."""
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 from roofline.common.errors import ConfigError
 from roofline.models.recurrent import RecurrentConfig
@@ -36,9 +35,3 @@ class ScanConfig(RecurrentConfig):
     def scans(self) -> tuple[int, ...]:
         """The layers that are scans."""
         return tuple(layer for layer, recurrent in enumerate(self.recurrent) if recurrent)
-
-    def first(self, layers: int) -> Self:
-        """The configuration of a model of which only the first so many layers are left."""
-        return replace(
-            self, layers=layers, layer_windows=self.layer_windows[:layers], recurrent=self.recurrent[:layers]
-        )

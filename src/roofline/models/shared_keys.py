@@ -57,9 +57,9 @@ class SharedKeysConfig(LocalRopeConfig):
         return 1.0
 
     def first(self, layers: int) -> Self:
-        """The configuration of a model of which only the first so many layers are left."""
+        """Return the configuration of a model of which only the first so many layers are left."""
         sharing = max(0, layers - (self.layers - self.sharing_layers))
-        return replace(self, layers=layers, layer_windows=self.layer_windows[:layers], sharing_layers=sharing)
+        return LocalRopeConfig.first(replace(self, sharing_layers=sharing), layers)
 
 
 def layer_inputs_params(cfg: SharedKeysConfig) -> list[Param]:

@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 
 ROWS = ("f32", "bf16", "f16")  # dtypes of rows that may be adapted
 
+KEYS_AND_VALUES = ".attn.kv_up.weight"  # of compressed rows: kv_b_proj of Hugging Face's files
+
+
+def served_merged(tensor: str) -> str:
+    """Return what a matrix is of, where an adapter of it is served merged alone, and "" where it is beside the model.
+    Attention over compressed rows multiplies with parts of KEYS_AND_VALUES, a head's each."""
+    if ".mlp.experts." in tensor:
+        return "experts"
+    return "keys and values of compressed rows" if tensor.endswith(KEYS_AND_VALUES) else ""
+
 
 @dataclass(frozen=True, eq=False)
 class AdapterMatrix:

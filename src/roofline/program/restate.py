@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from roofline.common import extensions
 from roofline.common.errors import ConfigError
 from roofline.common.names import unknown
-from roofline.models.mixes import formats_of
+from roofline.models.mixes import format_in_blocks, formats_of
 from roofline.ops import formats
 from roofline.program.trace import Tensors
 
@@ -38,13 +38,12 @@ def format_named(name: str) -> str:
 def restate(tensors: Tensors, form: str) -> dict[str, Restated]:
     """The tensors with all matrices in a format (as `format_named` returns it), vectors beside blocks in F32.
 
-    Raises ConfigError where rows are no whole number of its blocks.
+    Raises ConfigError where rows are no whole number of its blocks, but for matrices that are small in any model.
     """
-    vector = form if form != MIXTURE and formats.get(form).block == 1 else "F32"
     mixture = formats_of(MIXTURE, {name: info.shape for name, info in tensors.items()}) if form == MIXTURE else {}
     restated = {}
     for name, info in tensors.items():
-        format_name = mixture.get(name, vector if len(info.shape) == 1 else form)
+        format_name = mixture[name] if form == MIXTURE else format_in_blocks(form, name, info.shape)
         formats.get(format_name).nbytes(info.shape)  # raises where blocks would span rows
         restated[name] = Restated(format_name, info.shape)
     return restated

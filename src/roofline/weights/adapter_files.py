@@ -46,7 +46,7 @@ class AdapterDescription:
 @dataclass(frozen=True)
 class _Module:
     """A module of the model as PEFT names it. prefix: before its tensors; key: as patterns of ranks name it; parameter:
-    of experts, the one that it stands for."""
+    of experts, the one that it stands for, in a layer."""
 
     prefix: str
     key: str
@@ -104,12 +104,15 @@ def _modules(config: JsonObject, matrices: Sequence[AdapterMatrix], written: Ada
                 "Hugging Face has its rows in another order",
             )
             raise UnsupportedError(what, reason)
-        module = written.module(to_hf(family, matrix.tensor).removesuffix(".weight"))
+        module = written.module(names.module_of(to_hf(family, matrix.tensor).removesuffix(".weight")))
         tensors = {"A": matrix.a, "B": np.ascontiguousarray(matrix.b.T)}
         if matrix.magnitude is not None:
             tensors["magnitude"] = matrix.magnitude
         modules.append(_Module(_PREFIX + module, module, matrix.rank, matrix.scale, tensors))
-    return modules + [_of_experts(name, group, experts, written) for name, group in sorted(experts.items())]
+    of_experts = (
+        _of_experts(name, group, experts, written, names.experts_module) for name, group in sorted(experts.items())
+    )
+    return [*modules, *of_experts]
 
 
 def _of_experts(
@@ -117,8 +120,10 @@ def _of_experts(
     group: dict[int, AdapterMatrix],
     experts: dict[str, dict[int, AdapterMatrix]],
     written: AdapterDescription,
+    within: str,
 ) -> _Module:
-    """What PEFT has in one of the matrices of a layer's experts; see `adapter_peft`. name: with EXPERT in it."""
+    """What PEFT has in one of the matrices of a layer's experts; see `adapter_peft`. name: with EXPERT in it; within:
+    their module in a layer."""
     before, _, part = name.removesuffix(".weight").rpartition(f".{EXPERT}.")
     in_order = [group[number] for number in sorted(group)]
     first = in_order[0]
@@ -132,7 +137,7 @@ def _of_experts(
     a = np.concatenate([module.a for module in in_order])  # [experts * r, inputs]
     b = np.stack([module.b for module in in_order]).transpose(2, 1, 0)  # [outputs, r, experts]
     tensors = {"A": a, "B": np.ascontiguousarray(b).reshape(len(b), -1)}
-    module = written.module(f"model.{before}")
+    module = written.module(f"model.{before.removesuffix('mlp.experts')}{within}")
     other = name.replace(f".{part}.", ".down.")
     prefix = f"{_PREFIX}{module}" + (".base_layer" if part == "gate_up" and other in experts else "")
     return _Module(
@@ -141,7 +146,7 @@ def _of_experts(
         rank=first.rank,
         scale=first.scale,
         tensors=tensors,
-        parameter=f"{part}_proj",
+        parameter=f"{within}.{part}_proj",
     )
 
 
@@ -170,8 +175,7 @@ def _settings(modules: Sequence[_Module], written: AdapterDescription) -> dict[s
         "rank_pattern": {module.key: module.rank for module in modules if module.rank != rank},
         "alpha_pattern": {module.key: _number(alpha_of(module)) for module in modules if alpha_of(module) != alpha},
         "target_modules": _targets([module.key for module in modules if not module.parameter], written.within),
-        "target_parameters": sorted({f"mlp.experts.{module.parameter}" for module in modules if module.parameter})
-        or None,
+        "target_parameters": sorted({module.parameter for module in modules if module.parameter}) or None,
         "modules_to_save": None,
     }
 

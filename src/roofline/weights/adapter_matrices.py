@@ -133,7 +133,7 @@ def rows_together(
 ) -> Iterator[AdapterMatrix]:
     """The inverse for rows: what files have with others row by row in one matrix, whose rank is that of all their A.
 
-    parts: those joined tensors alone, None: all. Raises ConfigError for two scales, UnsupportedError for DoRA.
+    parts: those joined tensors alone, None: all. Raises ConfigError for two scales, UnsupportedError for DoRA of some.
     """
     by_tensor = {matrix.tensor: matrix for matrix in matrices}
     holders = {
@@ -159,15 +159,29 @@ def _with_rows_of(tensor: str, members: Mapping[str, AdapterMatrix], places: Map
     first, *others = members.values()
     if any(matrix.scale != first.scale for matrix in others):
         raise ConfigError(f"{tensor}: its parts need matrices of one scale, as they lie in one tensor")
-    if any(matrix.magnitude is not None for matrix in members.values()):
-        raise UnsupportedError(f"{tensor}: DoRA of a part", "its rows lie in one tensor with others", ("method lora",))
+    magnitude = _lengths_of(tensor, members, places)
     shared = all(np.array_equal(matrix.a, first.a) for matrix in others)
     a = first.a if shared else np.concatenate([matrix.a for matrix in members.values()])
     b, at = np.zeros((len(a), sum(map(len, places.values()))), np.float32), 0
     for ours, matrix in members.items():
         b[at : at + matrix.rank, places[ours]] = matrix.b
         at += 0 if shared else matrix.rank
-    return replace(first, tensor=tensor, a=a, b=b)
+    return replace(first, tensor=tensor, a=a, b=b, magnitude=magnitude)
+
+
+def _lengths_of(
+    tensor: str, members: Mapping[str, AdapterMatrix], places: Mapping[str, np.ndarray]
+) -> np.ndarray | None:
+    """DoRA's lengths of the rows of a joined tensor; None where none of its parts has any."""
+    magnitudes = {ours: matrix.magnitude for ours, matrix in members.items() if matrix.magnitude is not None}
+    if not magnitudes:
+        return None
+    if magnitudes.keys() != places.keys():
+        raise UnsupportedError(f"{tensor}: DoRA of a part", "its rows lie in one tensor with others", ("method lora",))
+    lengths = np.empty(sum(map(len, places.values())), np.float32)
+    for ours, magnitude in magnitudes.items():
+        lengths[places[ours]] = magnitude
+    return lengths
 
 
 def joined(matrices: Iterable[AdapterMatrix], config: JsonObject) -> Iterator[AdapterMatrix]:

@@ -34,7 +34,7 @@ _NAME = re.compile(
     r"base_model\.model\.(?P<module>[\w.]{1,200}?)(?P<within>(?:\.base_layer){0,2})\."
     r"(?:lora_(?P<part>[AB])\.weight|lora_(?P<magnitude>magnitude_vector)(?:\.weight)?)"
 )
-_EXPERTS = re.compile(r"(?:\w+\.)*layers\.(?P<layer>0|[1-9][0-9]{0,5})\.\w+\.experts")
+_EXPERTS = re.compile(r"(?:\w+\.)*layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?:\w+\.)?experts")
 _FLOATS = ("F32", "F16", "BF16")
 
 

@@ -26,6 +26,18 @@ def written_joined(config: JsonObject) -> Mapping[str, JoinedRows]:
     return {part: rows for part, rows in joined_of(config).items() if names.has_hf(part)}
 
 
+def holders_of(config: JsonObject) -> Mapping[str, str]:
+    """Ours in a layer -> the matrix of Hugging Face's files in which its rows lie with others'; but for experts."""
+    rows = written_joined(config)
+    return {ours: part for part, members in rows.items() for ours, _ in members if ".experts." not in ours}
+
+
+def in_files(name: str, holders: Mapping[str, str]) -> str:
+    """The matrix of Hugging Face's files that a matrix of ours is, or is a part of."""
+    before, part = layer_part(name)
+    return f"{before}{holders[part]}.weight" if part in holders else name
+
+
 def places_of(rows: JoinedRows) -> dict[str, np.ndarray]:
     """Of each parameter in a joined tensor, where its rows lie there, in their order."""
     places: dict[str, list[int]] = {}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from roofline.common.errors import ConfigError
-from roofline.models.mixes import stays_float
+from roofline.models.mixes import format_in_blocks
 from roofline.models.presets import preset
 from roofline.ops import formats
 from roofline.weights import names
@@ -43,20 +43,19 @@ def random_checkpoint(config: JsonObject, seed: int, form: str = "BF16") -> Chec
 
     Args:
         config: the canonical configuration with its family.
-        form: format of the matrices; vectors stay F32 beside a block format, as in files.
+        form: format of the matrices; vectors stay F32 beside a block format, as in files, and so do taps of
+            convolutions and other small matrices that are no whole blocks (`format_in_blocks`).
 
-    Raises ConfigError when rows are not whole blocks of the format, UnsupportedError for an unknown format.
+    Raises ConfigError when rows of the other matrices are not whole blocks of the format, UnsupportedError for an
+    unknown format.
     """
-    matrix = formats.get(form)
-    vector = matrix if matrix.block == 1 else formats.get("F32")
 
     def infos(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TensorInfo]:
         tensors = {}
         for name, shape in shapes.items():
-            too_small = len(shape) > 1 and shape[-1] % matrix.block and stays_float(name)
-            row = vector if len(shape) == 1 or too_small else matrix
+            kind = formats.get(format_in_blocks(form, name, shape))
             try:
-                tensors[name] = TensorInfo(name, row.name, shape, row.nbytes(shape))
+                tensors[name] = TensorInfo(name, kind.name, shape, kind.nbytes(shape))
             except ConfigError as error:
                 raise ConfigError(f"random weights, tensor {name!r}: {error}") from error
         return tensors

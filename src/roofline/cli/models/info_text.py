@@ -109,7 +109,9 @@ def _parameters(report: "InfoReport") -> list[tuple[str, str]]:
         rows.append(("active a token", f"{summary.active:,}"))
     tied = "which the head multiplies with too" if summary.tied else "the head has its own"
     rows.append(("embedding", f"{summary.embedding:,}, {tied}"))
-    flops = f"{human_count(summary.token_flops)}FLOP, {human_count(summary.pair_flops)}FLOP for each it attends to"
+    flops = f"{human_count(summary.token_flops)}FLOP"
+    if summary.pair_flops:
+        flops += f", {human_count(summary.pair_flops)}FLOP for each it attends to"
     rows.append(("a token takes", flops))
     if report.ends is not None:
         rows.append(("answers end at", ", ".join(f"{text} ({i})" for i, text in report.ends.items()) or "no token"))

@@ -28,13 +28,14 @@ _NAME = re.compile(r"[^\w.-]+")
 @dataclass(frozen=True)
 class ServedModels:
     """How the model is served as it was and as it became. outcome: the folder that the run writes, RUN/adapter or
-    RUN/model; rank: of an adapter; of_experts: the adapter is of experts, so it is served merged."""
+    RUN/model; rank: of an adapter; merged: what it changes that is served merged alone
+    (`ops.adapters.served_merged`), "": nothing."""
 
     model: str
     outcome: Path
     port: int = PORT
     rank: int = 0
-    of_experts: bool = False
+    merged: str = ""
 
     @property
     def is_adapter(self) -> bool:
@@ -78,11 +79,11 @@ class ServedModels:
     @property
     def _beside(self) -> bool:
         """Whether the outcome is loaded beside the model, and is none itself."""
-        return self.is_adapter and not self.of_experts
+        return self.is_adapter and not self.merged
 
     @property
     def _place(self) -> Path:
-        return self._merged if self.of_experts else self.outcome
+        return self._merged if self.merged else self.outcome
 
     @property
     def _room(self) -> list[str]:
@@ -109,7 +110,7 @@ class BeforeAfter:
         self.served, self.folder, self._rewarded = served, folder, rewarded
         self.prompts = [prompt for prompt in prompts if str(prompt["answer"]).strip()]
         rows = tuple(HeldOutAnswer(_prompt_text(prompt), str(prompt["answer"])) for prompt in self.prompts)
-        commands, system = [served.merge] * served.of_experts + [served.command], _common_system(self.prompts)
+        commands, system = [served.merge] * bool(served.merged) + [served.command], _common_system(self.prompts)
         command = " && ".join(map(shlex.join, commands))
         self.answers = HeldOutAnswers(
             before=served.before, after=served.after, command=command, address=served.address, system=system, rows=rows
@@ -145,7 +146,7 @@ class BeforeAfter:
             before, after = ("{} of {}".format(*result["exact"][when]) for when in ("before", "after"))
             lines.append(f"held-out answers exactly as in the data: {before} before, {after} after")
         lines.append(f"page of the run: {(self.folder / PAGE).resolve().as_uri()}")
-        if self.served.of_experts:
+        if self.served.merged:
             lines.append(f"merge it: {shlex.join(self.served.merge)}")
         lines.append(f"serve it: {shlex.join(self.served.command)}")
         system = ["--system", self.answers.system] if self.answers.system else []

@@ -95,7 +95,7 @@ class TunedRun:
             path = plan.write(task.configure(self.model, prepared, folder, precision), folder)
             for line in [*self._told(data, prepared, text[1].is_default), *notes, *self._notes(served)]:
                 print(line, file=sys.stderr)
-            prompts = read_prompts(folder / plan.DATA, 0 if served.of_experts else options.ask)
+            prompts = read_prompts(folder / plan.DATA, 0 if served.merged else options.ask)
             around = BeforeAfter(served, prompts, folder, task.rewarded)
             status = run(around, path, changes, nproc=nproc, as_json=as_json)
         if options.serve and not status:
@@ -115,6 +115,7 @@ class TunedRun:
     def _served(self, config: "TrainConfig") -> "ServedModels":
         """How the result will be served. Raises ConfigError for --serve where it is not, UnsupportedError."""
         from roofline.cli.training.before_after import ServedModels
+        from roofline.ops.adapters import served_merged
         from roofline.train.model.adaptation import forms
         from roofline.train.model.shapes import model_config
 
@@ -123,12 +124,13 @@ class TunedRun:
         # How the base is kept is looked at when the run begins, which warns of what it keeps otherwise.
         plain = config.model_copy(update={"adapter": section.model_copy(update={"base": "bf16"})})
         planned = forms(plain, model_config(config.model, config.max_seq_len))
-        of_experts = any(form.rank and form.experts for form in planned.values())
-        if of_experts and options.serve:
+        parts = dict.fromkeys(served_merged(name) for name, form in planned.items() if form.rank)
+        merged = " and of ".join(filter(None, parts))
+        if merged and options.serve:
             remedy = "leave it out and merge the adapter afterwards, or name other --targets"
-            raise ConfigError(f"--serve: adapters of experts are not served: {remedy}")
+            raise ConfigError(f"--serve: adapters of {merged} are not served: {remedy}")
         outcome = self.folder / ("model" if section.method == "full" else "adapter")
-        return ServedModels(self.model, outcome, options.port, section.rank, of_experts)
+        return ServedModels(self.model, outcome, options.port, section.rank, merged)
 
     def _told(self, data: "Data", prepared: "Prepared", is_default: bool) -> list[str]:
         from roofline.cli.training.told_data import told, told_of_model
@@ -153,8 +155,8 @@ class TunedRun:
         from roofline.weights.sources import resolve
 
         notes = plan.notes_of_base(self.task.options, open_checkpoint(resolve(self.model)))
-        if served.of_experts:
-            notes.append("adapters of experts are not served: the model is not asked before and after the run")
+        if served.merged:
+            notes.append(f"adapters of {served.merged} are not served: the model is not asked before and after the run")
         return notes
 
 

@@ -24,13 +24,18 @@ _ORDERS = {"cpu": ("lanes16", "ranks")}  # of adapter_down and adapter_up, by ta
 @dataclass(frozen=True)
 class Site:
     """A matrix [outputs, inputs] that adapters may change: of its group the `part`-th matrix, its results in columns
-    from `column` on."""
+    from `column` on. again: further groups that it is all of alone, where a layer multiplies with it more than once."""
 
     group: int
     part: int
     column: int
     outputs: int
     inputs: int
+    again: tuple[int, ...] = ()
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        return (self.group, *self.again)
 
 
 def adapt(program: Program, rank: int) -> Program:
@@ -66,6 +71,7 @@ def adapt(program: Program, rank: int) -> Program:
         adapted.append(Instr("adapter_down", (renamed.get(x, x), ADAPTERS), (), down, (t,)))
         adapted.append(Instr("adapter_up", (t.name, y.name, ADAPTERS), (), up, (result,)))
         renamed[y.name] = result.name
+        types[result.name] = result.type  # which the next matrix may read
         group += 1
     inputs = (*program.inputs, Value(ADAPTERS, Type("i32", "tokens")))
     return plan(verify(replace(program, inputs=inputs, body=tuple(adapted), plan=None)))
@@ -81,7 +87,12 @@ def sites(program: Program) -> Mapping[str, Site]:
             column = 0
             for part, piece in enumerate(recipe.pieces):
                 size = piece.stop - piece.start
-                result[piece.tensor] = Site(int(instr.attr("group")), part, column, size, recipe.columns)
+                group, before = int(instr.attr("group")), result.get(piece.tensor)
+                if before is None:
+                    result[piece.tensor] = Site(group, part, column, size, recipe.columns)
+                else:
+                    assert len(recipe.pieces) == 1, "what is multiplied with again stands alone"
+                    result[piece.tensor] = replace(before, again=(*before.again, group))
                 column += size
     return result
 

@@ -52,8 +52,8 @@ def _narrow_above(program: Program, at: int) -> Program:
 
 def _only_for(program: Program, at: int) -> set[int]:
     """Numbers of the instructions before `at` that work row by row and are read by it, directly or through such; but
-    for those that read positions beside their rows, which backends have of all tokens alone."""
-    fields = {value.name for value in program.inputs}
+    for those that read ids or positions, which backends have of all tokens alone."""
+    of_all_tokens = {value.name for value in program.inputs if value.type.dtype == "i32"}
     readers: dict[str, set[int]] = {}
     for number, instr in enumerate(program.body):
         for name in instr.inputs:
@@ -61,7 +61,7 @@ def _only_for(program: Program, at: int) -> set[int]:
     inside: set[int] = set()
     for number in range(at - 1, -1, -1):
         instr = program.body[number]
-        if not instr.has(Trait.ROW_WISE) or not fields.isdisjoint(instr.inputs[1:]):
+        if not instr.has(Trait.ROW_WISE) or not of_all_tokens.isdisjoint(instr.inputs):
             continue
         used = set().union(*(readers.get(v.name, set()) for v in instr.outputs))
         escapes = any(v.name in program.outputs for v in instr.outputs)

@@ -25,6 +25,7 @@ from roofline.weights.adapter_matrices import rows_are_paired
 from roofline.weights.config.wrapped import modules_within
 from roofline.weights.families.shared.joined_experts import experts_apart
 from roofline.weights.families.table import files_of
+from roofline.weights.joined_rows import holders_of, in_files
 
 
 def export_adapter(store: Store, step: int, facts: JsonObject, folder: Path, dtype: str) -> None:
@@ -57,7 +58,7 @@ def write_run_adapter(
 ) -> None:
     """Write a new folder in PEFT's format. config: the canonical configuration; forms: the plan; weights: float32 by
     the canonical names that `Model.canonical` gives."""
-    matrices = []
+    matrices, holders, of_holders = [], holders_of(config), dict[str, np.ndarray]()
     paired, tiled = rows_are_paired(config), bool(config.get("tiled", False))
     for name, form in forms.items():
         stem = name.removesuffix(".weight")
@@ -70,7 +71,10 @@ def write_run_adapter(
             continue
         b = np.ascontiguousarray(arrays["lora_B"].T)
         lengths = arrays.get("lora_magnitude_vector")
-        matrix = AdapterMatrix(tensor=name, a=arrays["lora_A"], b=b, scale=form.scale, magnitude=lengths)
+        holder = in_files(name, holders)
+        a = of_holders[holder] if form.shared else arrays["lora_A"]
+        of_holders[holder] = a
+        matrix = AdapterMatrix(tensor=name, a=a, b=b, scale=form.scale, magnitude=lengths)
         matrices.append(replace(matrix, paired=paired, tiled=tiled))
     write_adapter(folder, config, matrices, how)
 

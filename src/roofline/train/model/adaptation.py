@@ -19,7 +19,9 @@ from roofline.train.config.schema import TrainConfig
 from roofline.train.model.form import ParameterForm
 from roofline.train.model.shapes import files
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint
+from roofline.weights.families.shared.tensor_names import layer_part
 from roofline.weights.families.table import files_of
+from roofline.weights.joined_rows import holders_of, in_files
 from roofline.weights.latent_form import latent_form
 from roofline.weights.names import matrix_from_hf, to_hf
 
@@ -43,6 +45,7 @@ def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, ParameterForm
     stored = section.base == "stored"
     checkpoint = latent_form(open_checkpoint(files(config.model)), latent=False) if stored else None
     targets = _targets(section, table, program, shape)
+    holders, begun = holders_of(dict(shape)), set[str]()
     planned = {}
     for param in table:
         opaque = len(param.shape) == 2 and all(_reads(program, param.name, Trait.SPLITS))
@@ -50,7 +53,10 @@ def forms(config: TrainConfig, shape: JsonMapping) -> Mapping[str, ParameterForm
             param.shape, _format(section, param, checkpoint) if opaque else "F32", opaque, param.experts
         )
         if param.name in targets:
-            dora, shared = section.method == "dora", param.experts > 0 and ".up." in param.name
+            holder = in_files(param.name, holders)
+            shared = (param.experts > 0 and ".up." in param.name) or holder in begun
+            begun |= {holder} if holder != param.name else set()
+            dora = section.method == "dora"
             form = replace(form, rank=section.rank, scale=section.scale, dora=dora, shared=shared)
         planned[param.name] = form
     return planned
@@ -68,19 +74,22 @@ def digest(checkpoint: Checkpoint) -> str:
 
 
 def _targets(section: AdapterSection, table: list[Param], program: Program, shape: JsonMapping) -> set[str]:
-    """The names of the matrices that are adapted; all of them leave out those that Hugging Face's files have in one
-    tensor with others, row by row, where an adapter would be one of all."""
-    family = str(shape["family"])
+    """The names of the matrices that are adapted. Those that Hugging Face's files have in one tensor with others, row
+    by row, are adapted together, with one A; all of them leave out those that PEFT does not adapt."""
+    family, names, holders = str(shape["family"]), files_of(str(shape["family"])).NAMES, holders_of(dict(shape))
     matrices = {
-        param.name: to_hf(family, param.name).removesuffix(".weight")
+        param.name: to_hf(family, in_files(param.name, holders)).removesuffix(".weight")
         for param in table
         if len(param.shape) == 2 and param.name.startswith("layers.") and not _chooses(param)
         if all(_reads(program, param.name, Trait.PRODUCT, Trait.EXPERTS))
     }
-    joined = {f".{ours}." for rows in files_of(family).NAMES.joined(dict(shape)).values() for ours, _ in rows}
-    in_turn = {name for name in matrices if any(part in name for part in joined)}
+    experts = {param.name for param in table if param.experts and param.name in matrices}
+    of_holders = {part for rows in names.joined(dict(shape)).values() for part, _ in rows}
+    has_form = _has_gates(table) and not any(layer_part(name)[1] in of_holders for name in experts)
+    formless = set() if has_form else experts
     if section.targets == "all-linear":
-        chosen = set(matrices) - in_turn
+        passed_by = {name for name in matrices if layer_part(name)[1] in names.unadapted}
+        chosen = set(matrices) - formless - passed_by
     else:
         chosen = set()
         for target in section.targets:
@@ -89,12 +98,19 @@ def _targets(section: AdapterSection, table: list[Param], program: Program, shap
                 choices = ", ".join(sorted({theirs.rpartition(".")[2] for theirs in matrices.values()}))
                 raise ConfigError(f"adapter.targets: the model has no matrix {target!r}; it has {choices}")
             chosen |= target_names
+    for name in sorted(chosen & formless):
+        reason = "PEFT's files have no form for matrices of experts that lie as theirs do"
+        raise UnsupportedError(f"an adapter of {matrices[name]} of a {family} model", reason, ["other targets"])
     _check_experts(section, [param for param in table if param.name in chosen and param.experts])
-    for name in sorted(chosen):
-        if name in in_turn or (".experts." not in name and matrix_from_hf(f"{matrices[name]}.weight") != name):
+    for name in sorted(chosen - experts):
+        if matrix_from_hf(f"{matrices[name]}.weight") != in_files(name, holders):
             reason = "Hugging Face's files have its rows in another order, in which an adapter would lie too"
             raise UnsupportedError(f"an adapter of {matrices[name]} of a {family} model", reason, ["other targets"])
     return chosen
+
+
+def _has_gates(table: list[Param]) -> bool:
+    return any(param.experts and ".experts.gate." in param.name for param in table)
 
 
 def _check_experts(section: AdapterSection, experts: list[Param]) -> None:

@@ -14,8 +14,8 @@ class ParameterForm:
 
     shape: the parameter's. format: of `ops.formats`. opaque: only ops read it that take an OwnWeight; others get its
     values. experts: matrices one below the other in it, each of which has an adapter of its own. rank: of the adapter,
-    0: none; scale: of its product; dora: lengths of rows are trained too; shared: its A is that of the matrix before it
-    in the family's table, as PEFT has it for gate and up of experts.
+    0: none; scale: of its product; dora: lengths of rows are trained too; shared: its A is that of the adapted matrix
+    before it in the family's table, as PEFT has it for gate and up of experts and for what files have in one tensor.
     """
 
     shape: tuple[int, ...]

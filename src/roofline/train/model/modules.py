@@ -234,7 +234,7 @@ class Model(nn.Module):
         self, rows: int, length: int, device: torch.device, documents: Tensor | None, layer: int = 0
     ) -> tuple[Tensor | None, ...]:
         """What all blocks like that of a layer read: positions [tokens], cos and sin of rope [tokens, turned / 2], a
-        bias of scores, the place of each token in its document [rows, length], which layers with state alone read, and
+        bias of scores, the place of each token in its document [rows, length], which layers with state read alone, and
         a place for what a block takes in for itself.
         """
         positions = torch.arange(length, device=device).repeat(rows)
@@ -243,13 +243,15 @@ class Model(nn.Module):
             positions = places.reshape(-1)
         table = self.cfg.rope_of(layer)
         cos, sin = rope_angles(positions, table) if table is not None else (None, None)
-        if self.cfg.keeps_state(layer):
+        if not self.cfg.keeps_state(layer):
+            places = None
+        elif not self.cfg.attends(layer):
             return positions, cos, sin, None, places, None
         alibi_heads = self.cfg.heads if self.cfg.positions == "alibi" else 0
         bias = score_bias(length, device, documents, self.cfg.window(layer), alibi_heads)
         if bias is not None and alibi_heads and self.ranks.size > 1:
             bias = bias.chunk(self.ranks.size, 1)[self.ranks.rank]
-        return positions, cos, sin, bias, None, None
+        return positions, cos, sin, bias, places, None
 
     def compile(self, backend: str, mode: str | None = None) -> None:
         """Compile the block, once for all of them, and the head with its loss."""

@@ -64,6 +64,7 @@ NAMES = TensorNames(
     bare=scans.bare_names("mamba") | {"mlp_norm.weight": ("ffn_norm", "pre_ff_layernorm.weight")},
     parted=scans.PARTED,
     joined=scans.joined,
+    unadapted=scans.UNADAPTED,
     gguf_joined=scans.JOINED_GGUF,
     gguf_negated=scans.NEGATED,
     gguf_shapes=scans.gguf_shapes,

@@ -87,6 +87,7 @@ NAMES = TensorNames(
     },
     joined=joined,
     gguf_joined=("mlp.experts.gate_up",),
+    experts_module="experts",
     stacked=("mlp.experts.gate_up", "mlp.experts.down"),
     spare=shares_keys,
 )

@@ -73,7 +73,7 @@ LAYER = (
         "mlp.shared.down": ("ffn_down_shexp", "shared_mlp.output_linear"),
     }
 )
-NAMES = TensorNames(LAYER, hf_apart=_apart, hf_placed=_placed, joined=joined)
+NAMES = TensorNames(LAYER, hf_apart=_apart, hf_placed=_placed, joined=joined, experts_module="block_sparse_moe.experts")
 DEFAULTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 0}
 DEFAULTS |= {"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32}
 DEFAULTS |= {"num_attention_heads": 32, "max_position_embeddings": 2048}

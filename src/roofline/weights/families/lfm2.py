@@ -55,6 +55,7 @@ NAMES = TensorNames(
     top=TOP | {"final_norm": ("token_embd_norm", "model.embedding_norm")},
     bare={"mlp.choice.bias": ("exp_probs_b.bias", "feed_forward.expert_bias")},
     parted=("short.conv",),
+    experts_module="feed_forward.experts",
     hf_apart=_apart,
 )
 _KINDS = ("full_attention", "conv")

@@ -15,6 +15,7 @@ NAMES = TensorNames(
     bare=scans.bare_names("mixer"),
     parted=scans.PARTED,
     joined=scans.joined,
+    unadapted=scans.UNADAPTED,
     gguf_negated=scans.NEGATED,
     gguf_joined=scans.JOINED_GGUF,
     gguf_shapes=scans.gguf_shapes,

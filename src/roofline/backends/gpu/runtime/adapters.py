@@ -49,7 +49,7 @@ class DeviceAdapters:
 
     def of_group(self, group: int) -> Sequence[SiteMatrices]:
         """Those of the matrices that read one value."""
-        return [slots for slots in self._by_name.values() if slots.site.group == group]
+        return [slots for slots in self._by_name.values() if group in slots.site.groups]
 
     def set(self, slot: int, placed: Sequence[PlacedMatrix]) -> None:
         """Copy an adapter into its slot, from 1 on; no matrices: free it. Between steps: what was queued before reads

@@ -13,6 +13,7 @@ from roofline.weights.families.shared.tensor_names import JoinedRows
 NEGATED = ("ssm.a_log",)
 PARTED = ("ssm.conv",)
 JOINED_GGUF = ("ssm.in",)
+UNADAPTED = ("ssm.o",)  # PEFT 0.21.2 refuses out_proj of these types, which kernels read without its module
 _DEFAULTS = {"taps": 4, "groups": 1}  # of the models' configurations
 _MOST = 1 << 20  # of each size
 _GGUF_KEYS = {"ssm.conv_kernel": "taps", "ssm.state_size": "states", "ssm.time_step_rank": "scan_heads"}

@@ -112,6 +112,10 @@ class TensorNames:
     `layer`, too; hf_placed: the inverse for what `to_hf` calls a parameter, where files are written so; stacked:
     tensors of all experts of a layer, [experts, rows, columns], ours one below the other.
 
+    Of adapters: modules_before: what modules of transformers' model have in place of the beginning of the files' names,
+    as (files', modules'); experts_module: what that model calls the module of a layer's experts; unadapted: matrices of
+    layers that PEFT refuses adapters of, or passes by, though they are linear layers.
+
     spare: whether files of either kind may have a parameter, of a configuration and by our name, that the model does
     not read.
 
@@ -146,6 +150,9 @@ class TensorNames:
     hf_guessing: str = ""
     hf_guessing_key: str = ""
     stacked: Collection[str] = ()
+    modules_before: tuple[str, str] = ("", "")
+    experts_module: str = "mlp.experts"
+    unadapted: Collection[str] = ()
     spare: Callable[[JsonObject, str], bool] = lambda config, name: False
     gguf_negated: Collection[str] = ()
     gguf_joined: Collection[str] = ()
@@ -254,6 +261,11 @@ class TensorNames:
     def to_hf(self, name: str) -> str | None:
         """The inverse of `from_hf`; None for a parameter that is not in the table."""
         return self._theirs(name, 1, self.hf_layers)
+
+    def module_of(self, name: str) -> str:
+        """What transformers' model calls a module that files have as `name`."""
+        theirs, before = self.modules_before
+        return before + name.removeprefix(theirs) if theirs and name.startswith(theirs) else name
 
     def _spellings(self, name: str) -> list[str]:
         """A name, and what it would be with the first part that files may leave out, and without one too many."""
