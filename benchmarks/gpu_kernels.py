@@ -17,7 +17,6 @@ from benchmarks.gpu_kernels_case import (
     BF16,
     F16,
     F32,
-    ONCE,
     TINY,
     Case,
     Result,

@@ -89,8 +89,9 @@ class States(Products):
         fields = self._fields(sequences, length)
 
         def want() -> tuple[Tensor, Tensor]:
+            counts = heads, groups, groups
             parts = xbc.double().split([width, groups * sizes.states, groups * sizes.states], dim=1)
-            x, b, c = (part.view(sequences, length, count, -1) for part, count in zip(parts, (heads, groups, groups)))
+            x, b, c = (part.view(sequences, length, count, -1) for part, count in zip(parts, counts, strict=True))
             b, c = (t.repeat_interleave(heads // groups, 2) for t in (b, c))
             soft = torch.nn.functional.softplus(dt.double() + dt_bias.double()).clamp(sizes.least, sizes.most)
             soft, rate = soft.view(sequences, length, heads), -a_log.double().exp()

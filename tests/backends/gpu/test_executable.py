@@ -341,6 +341,15 @@ def test_slots_of_state_are_counted_before_a_device_is_asked():
     assert BACKEND.capacity(options, random_checkpoint(LLAMA, seed=3).config, 1).limits.state_slots == 0
 
 
+def test_a_model_of_state_alone_has_pages_that_take_no_bytes_where_it_is_compiled_ahead():
+    from roofline.backends.gpu.ahead.model_steps import executable_without_memory
+
+    source = random_checkpoint(MODELS["mamba2"][0], seed=3)
+    executable = executable_without_memory(source, chips.get("sm_90"), LoadOptions(backend="gpu"), (64, 8))
+    assert executable.page_bytes == 0 < executable.num_pages
+    assert executable.slot_bytes == 2 * 4 * (3 * 208 + 20 * 128)
+
+
 def test_heads_that_attention_does_not_take_are_refused_before_memory_is_asked_for():
     from roofline.backends.gpu.runtime.lower import check
 
