@@ -17,7 +17,6 @@ from benchmarks.gpu_kernels_case import (
     BF16,
     F16,
     F32,
-    ONCE,
     TINY,
     Case,
     Result,
@@ -27,11 +26,10 @@ from benchmarks.gpu_kernels_case import (
     of,
     result,
 )
+from benchmarks.gpu_kernels_latent import CompressedRows
 from benchmarks.gpu_kernels_rows import Rows
-from benchmarks.gpu_kernels_state import States
 from roofline.backends.gpu import tiles
 from roofline.backends.gpu.kernels import (
-    add_norm,
     cutoff,
     embed,
     gated,
@@ -51,7 +49,7 @@ __all__ = ["TINY", "Bench", "Case", "Shapes", "error", "errors"]
 
 
 @dataclass(frozen=True)
-class Bench(States, Rows):
+class Bench(Rows, CompressedRows):
     """Makes cases on a device."""
 
     def cases(self) -> Iterator[Callable[[], Case]]:
@@ -74,6 +72,10 @@ class Bench(States, Rows):
         yield partial(self.norm, few, s.width, delta=False)
         yield partial(self.norm, few, s.width, dtype=F16)
         yield partial(self.norm, few * s.heads, s.head_dim, delta=False)
+        for weights in (0, 4):
+            yield partial(self.norm, few * s.heads, s.head_dim, delta=False, weights=weights)
+        yield partial(self.likened, few)
+        yield partial(self.above, few)
         for kind in ("gelu_tanh", "gelu_erf"):
             yield partial(self.gate, few, kind)
             yield partial(self.gate, few, kind, alone=True)
@@ -96,6 +98,8 @@ class Bench(States, Rows):
         for sequences, length in ((decodes, 1), (1, s.some)):
             yield partial(self.convolved, sequences, length)
             yield partial(self.recurred, sequences, length)
+            yield partial(self.scanned, sequences, length, False)
+            yield partial(self.scanned, sequences, length, True)
         yield partial(self.scored, decodes)
         yield partial(self.cut, decodes, top_p=0.9)
         yield partial(self.cut, decodes, top_k=50, top_p=0.9)
@@ -188,28 +192,6 @@ class Bench(States, Rows):
             for n in s.sequences:
                 yield partial(self.attention, [(1, s.context)] * n, grouped, cache=self.chip.fp8)
             yield partial(self.attention, prompt, grouped, cache=self.chip.fp8)
-
-    def norm(
-        self, rows: int, width: int, *, delta: bool = True, layer: bool = False, dtype: torch.dtype = BF16
-    ) -> Case:
-        """Without delta the norm alone, as of single heads."""
-        residual, added = self.normal(rows, width, dtype=F32), self.normal(rows, width, dtype=dtype) if delta else None
-        weight, bias = self.normal(width, dtype=F32), self.normal(width, dtype=F32) if layer else None
-        out, total = self.empty(rows, width, dtype=dtype), self.empty(rows, width, dtype=F32) if delta else None
-
-        def run() -> None:
-            add_norm.add_norm(self.chip, residual, added, weight, bias, 1e-5, layer=layer, summed=total, out=out)
-
-        def want() -> tuple[Tensor, ...]:
-            x = residual.double() + (0.0 if added is None else added.double())
-            centred = x - x.mean(1, keepdim=True) if layer else x
-            y = centred * torch.rsqrt(centred.square().mean(1, keepdim=True) + 1e-5) * weight.double()
-            y = y if bias is None else y + bias.double()
-            return (y, x) if delta else (y,)
-
-        results = (result(out),) if total is None else (result(out), result(total, "sum", tolerance=ONCE))
-        name = f"{'add_' * delta}{'layer_' * layer}norm {rows} x {width}{of(dtype)}"
-        return Case(name, run, want, results, *add_norm.cost(rows, width, delta))
 
     def gate(self, rows: int, kind: str = "silu", *, alone: bool = False, dtype: torch.dtype = BF16) -> Case:
         ffn = self.shapes.ffn

@@ -1,6 +1,9 @@
-"""Cases of gpu_kernels.py whose kernels keep recurrent state: a convolution over the last tokens, the delta rule.
+"""Cases of gpu_kernels.py whose kernels keep recurrent state: a convolution over the last tokens, the delta rule, the
+selective scan.
 
-Shapes are those of Qwen3-Next where the others are Llama-2-7B's: half as many key heads as value heads.
+Shapes are those of Qwen3-Next where the others are Llama-2-7B's: half as many key heads as value heads. Scans have
+twice as many channels as a model is wide: heads of half an attention head's size with as many states as that has
+dimensions, four to a group (Mamba-2), or 16 states with a rate each (Mamba).
 """
 
 from functools import partial
@@ -8,9 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_kernels_case import F32, Case, result
+from benchmarks.gpu_kernels_case import BF16, F32, Case, result
 from benchmarks.gpu_kernels_products import Products
-from roofline.backends.gpu.kernels import causal_conv, delta_rule
+from roofline.backends.gpu.kernels import causal_conv, delta_rule, selective_scan
 from roofline.backends.gpu.kernels.causal_conv import StateFields
 from roofline.ops.batch import PAGE_TOKENS, STATE_FIELDS, Batch, BatchLimits, Segment, StateMove
 
@@ -71,6 +74,43 @@ class States(Products):
         results = result(out), result(states, "states", start=start)
         cost = delta_rule.cost(tokens, sequences, heads, dim)
         return Case(f"delta_rule {sequences} x {length}, {value_heads} heads of {dim}", run, want, results, *cost)
+
+    def scanned(self, sequences: int, length: int, rates: bool) -> Case:
+        """The same of the selective scan; rates: one for each state of each channel."""
+        width, tokens = 2 * self.shapes.width, sequences * length
+        heads = width if rates else 2 * width // self.shapes.head_dim
+        groups = 1 if rates else heads // 4
+        sizes = selective_scan.ScanSizes(16 if rates else self.shapes.head_dim, groups, 0.01, 2.0)
+        xbc = self.normal(tokens, width + 2 * groups * sizes.states, dtype=BF16 if rates else F32)
+        dt, (dt_bias, d) = self.normal(tokens, heads), self.normal(2, heads, dtype=F32)
+        a_log = self.normal(heads, sizes.states, dtype=F32) if rates else self.normal(heads, dtype=F32)
+        start = self.normal(sequences, width * sizes.states, dtype=F32)
+        states, out = start.clone(), self.empty(tokens, width)
+        fields = self._fields(sequences, length)
+
+        def want() -> tuple[Tensor, Tensor]:
+            counts = heads, groups, groups
+            parts = xbc.double().split([width, groups * sizes.states, groups * sizes.states], dim=1)
+            x, b, c = (part.view(sequences, length, count, -1) for part, count in zip(parts, counts, strict=True))
+            b, c = (t.repeat_interleave(heads // groups, 2) for t in (b, c))
+            soft = torch.nn.functional.softplus(dt.double() + dt_bias.double()).clamp(sizes.least, sizes.most)
+            soft, rate = soft.view(sequences, length, heads), -a_log.double().exp()
+            matrix = start.double().view(sequences, *((sizes.states, width) if rates else (heads, sizes.states, -1)))
+            matrix, rows = matrix.mT[..., None] if rates else matrix, []  # [sequences, heads, states, channels]
+            for t in range(length):
+                power = soft[:, t, :, None] * (rate if rates else rate[:, None])  # [sequences, heads, states or one]
+                matrix = power.exp()[..., None] * matrix
+                matrix = matrix + b[:, t, :, :, None] * (soft[:, t, :, None] * x[:, t])[:, :, None, :]
+                rows.append(torch.einsum("shn,shnc->shc", c[:, t], matrix) + d.double()[:, None] * x[:, t])
+            matrix = matrix[..., 0].mT if rates else matrix
+            return torch.stack(rows, 1).reshape(tokens, -1), matrix.reshape(sequences, -1)
+
+        weights = a_log, dt_bias, d
+        run = partial(selective_scan.selective_scan, self.chip, fields, xbc, dt, weights, states, sizes, out=out)
+        results = result(out), result(states, "states", start=start)
+        cost = selective_scan.cost(tokens, sequences, width, heads, sizes, row_bytes=xbc.element_size())
+        name = f"selective_scan {sequences} x {length}, {heads} heads of {sizes.states} states"
+        return Case(name, run, want, results, *cost)
 
     def _fields(self, sequences: int, length: int) -> StateFields:
         pages = list(range(length // PAGE_TOKENS + 2))

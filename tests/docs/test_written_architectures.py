@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("transformers", reason="the cases of the families are models of transformers")
 
-from roofline.common.errors import UnsupportedError  # noqa: E402
-from roofline.weights.config.to_gguf import form_of  # noqa: E402
-from tests.models.parity_cases import CASES  # noqa: E402
+from roofline.common.errors import UnsupportedError
+from roofline.weights.config.to_gguf import form_of
+from tests.models.parity_cases import CASES
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/quantise.md"
 

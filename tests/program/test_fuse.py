@@ -234,13 +234,20 @@ ADD_NORM: dict[str, tuple[str, Edits, int]] = {
                      3),
     "no sum": ("llama", [("x10: f32[tokens, 64] = rms_norm(x9", "x10: f32[tokens, 64] = rms_norm(x8")], 3),
     "layer norms": ("mpt_alibi_bf16", (), 4),
+    "two norms of one sum": ("llama", [
+        ("x10.q8: ", "y: f32[tokens, 64] = rms_norm(x9; layers.0.mlp_norm.weight; eps=1e-06)\nx10.q8: "),
+        *also_read("y"),
+    ], 4),
+    "read before its norm": ("llama", [
+        ("x10: ", "y: f32[tokens, 64] = scale(x9; ; factor=2.0)\nx10: "), *also_read("y"),
+    ], 3),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ADD_NORM)
 def test_add_norm_needs_all_its_conditions(case: str) -> None:
     model, edits, fused = ADD_NORM[case]
-    edited = fuse(program(model, *edits), GPU.fusions)
+    edited = verify(fuse(program(model, *edits), GPU.fusions))
     norms = [instr for instr in edited.body if instr.op == "add_norm"]
     assert len(norms) == fused
     assert {bool(instr.attr("layer")) for instr in norms} == {model != "llama"}

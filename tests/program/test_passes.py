@@ -276,6 +276,60 @@ x3: f32[tokens, 64] = add(x1, x2)
     ]
 
 
+def test_values_that_go_side_by_side_are_as_wide_as_the_widest() -> None:
+    """A sum that is not rounded beside rows of a linear, as the streams of Gemma 3n; the sum of all stays wide."""
+    program = parse_program(
+        """
+program tiny target=''
+
+input ids: i32[tokens]
+output x4
+
+weight embed: file[96, 64] = a[0:96] BF16
+weight b: file[64, 64] = b[0:64] BF16
+weight c: file[128] = c[0:128] F32
+weight d: file[64, 128] = d[0:64] BF16
+
+x0: f32[tokens, 64] = embed(ids; embed)
+x1: f32[tokens, 64] = linear(x0; b)
+x2: f32[tokens, 128] = join_heads(x0, x1; ; heads=1)
+x3: f32[tokens, 128] = scale_columns(x2; c)
+x4: f32[tokens, 64] = linear(x3; d)
+"""
+    )
+    body = verify(legalize(program, GPU)).body
+    assert [(i.op, i.inputs, i.output.type.dtype) for i in body[2:]] == [
+        ("linear", ("x0.bf16",), "bf16"),
+        ("cast", ("x1",), "f32"),
+        ("join_heads", ("x0", "x1.f32"), "f32"),
+        ("scale_columns", ("x2",), "f32"),
+        ("cast", ("x3",), "bf16"),
+        ("linear", ("x3.bf16",), "f32"),
+    ]
+
+
+def test_logits_are_not_rounded_before_they_are_scaled_and_capped() -> None:
+    program = parse_program(
+        """
+program tiny target=''
+
+input ids: i32[tokens]
+output x4
+
+weight embed: file[96, 64] = a[0:96] BF16
+weight b: file[64, 64] = b[0:64] BF16
+
+x0: f32[tokens, 64] = embed(ids; embed)
+x1: f32[tokens, 64] = linear(x0; b)
+x2: f32[tokens, 64] = linear(x1; b)
+x3: f32[tokens, 64] = scale(x2; ; factor=0.5)
+x4: f32[tokens, 64] = soft_cap(x3; ; cap=3.0)
+"""
+    )
+    types = verify(legalize(program, GPU)).types()
+    assert [types[name].dtype for name in ("x1", "x2", "x3", "x4")] == ["bf16", "f32", "f32", "f32"]
+
+
 def test_rows_that_experts_read_as_they_are_are_cast_and_their_choice_is_not() -> None:
     program = parse_program(
         """

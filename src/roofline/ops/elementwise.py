@@ -62,7 +62,8 @@ def _columns_type(call: Call) -> Type:
     return same_as_x(call)
 
 
-_COLUMNS = (Trait.ROW_WISE, Trait.ROUNDED, Trait.WHOLE_VALUES)
+# Not rounded: what a layer gives to the next one is of the residual stream.
+_COLUMNS = (Trait.ROW_WISE, Trait.WHOLE_VALUES)
 
 
 @op(values=("x",), weights=("w",), infer=_columns_type, traits=_COLUMNS, flops=per_element(1), inplace="x")

@@ -146,11 +146,12 @@ def test_a_slot_is_the_same_alone_and_in_company():
 def test_combine_adds_in_the_order_of_ranks(dtype):
     from roofline.backends.gpu.kernels.route import combine
 
-    x, weights = torch.randn(6, 1030).to(getattr(torch, dtype)), torch.rand(2, 3)
-    out = torch.full((2, 1030), float("nan"))
-    combine(chips.get("sm_90"), x, weights, out=out)
-    parts = weights[:, :, None] * x.float().view(2, 3, 1030)
-    assert torch.equal(out, (parts[:, 0] + parts[:, 1]) + parts[:, 2])
+    x, wide = torch.randn(6, 1030).to(getattr(torch, dtype)), torch.rand(2, 8)
+    for weights in (wide[:, :3].contiguous(), wide.bfloat16()[:, 4:7]):  # rows of a router; columns of a product
+        out = torch.full((2, 1030), float("nan"))
+        combine(chips.get("sm_90"), x, weights, out=out)
+        parts = weights[:, :, None].float() * x.float().view(2, 3, 1030)
+        assert torch.equal(out, (parts[:, 0] + parts[:, 1]) + parts[:, 2])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

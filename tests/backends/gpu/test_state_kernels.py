@@ -1,5 +1,7 @@
 """Kernels with recurrent state beside the ops' references, and that no cut of a text changes a bit."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,26 @@ def pages(tokens):
     return list(range(-(-tokens // 16)))
 
 
+class Scan:
+    """What a text of the tests is made of for the selective scan, and its results by the reference in float64: four
+    heads in two groups, or 37 channels with a rate for each of their states."""
+
+    def __init__(self, tokens: int, dtype: str, rates: bool) -> None:
+        self.heads, self.width, self.states, self.groups = (37, 37, 5, 1) if rates else (4, 80, 20, 2)
+        self.xbc = torch.randn(tokens, self.width + 2 * self.groups * self.states).to(getattr(torch, dtype))
+        self.dt = torch.randn(tokens, self.heads).to(getattr(torch, dtype))
+        shape = (self.heads, self.states) if rates else (self.heads,)
+        self.weights = torch.randn(shape), torch.randn(self.heads), torch.randn(self.heads)
+        self.sizes = {"states": self.states, "groups": self.groups, "least": 0.2, "most": 1.5}
+
+    def want(self) -> "torch.Tensor":
+        from roofline.ops.state_rows import StateRows
+
+        wide = self.xbc.double(), self.dt.double(), StateRows(1, len(self.xbc))
+        out, _ = ops.selective_scan(*wide, *(w.double() for w in self.weights), layer=0, **self.sizes)
+        return out
+
+
 class Rows:
     """What a text of the tests is made of, and its results by the references, which add up in float32."""
 
@@ -42,6 +64,7 @@ class Rows:
         self.qkv = torch.randn(tokens, width).to(getattr(torch, dtype))
         self.a, self.b = torch.randn(2, tokens, value_heads).to(getattr(torch, dtype))
         self.a_log, self.dt_bias = torch.randn(2, value_heads)
+        self.scans = {rates: Scan(tokens, dtype, rates) for rates in (False, True)}
 
     def conv(self, silu: bool) -> "torch.Tensor":
         from roofline.ops.state_rows import StateRows
@@ -77,11 +100,26 @@ def delta(rows, states, segments, start, stop):
     return out
 
 
+def scan(rows, states, segments, start, stop, rates=False):
+    from roofline.backends.gpu.kernels.selective_scan import ScanSizes, selective_scan
+
+    text = rows.scans[rates]
+    out = torch.full((stop - start, text.width), float("nan"))
+    parts = text.xbc[start:stop], text.dt[start:stop]
+    selective_scan(CHIP, fields_of(segments), *parts, text.weights, states, ScanSizes(**text.sizes), out=out)
+    return out
+
+
 def slots_of(width):
     return torch.full((SLOTS, 2, width + 3), float("nan"))[:, 1, 1 : width + 1]  # slots that lie apart
 
 
-KERNELS = {"conv": (conv, 3 * 37), "delta": (delta, 4 * 20 * 40)}
+KERNELS = {
+    "conv": (conv, 3 * 37),
+    "delta": (delta, 4 * 20 * 40),
+    "scan": (scan, 20 * 80),
+    "rates": (partial(scan, rates=True), 5 * 37),
+}
 
 
 @pytest.mark.parametrize("silu", [False, True])
@@ -98,6 +136,40 @@ def test_the_delta_rule_is_the_references(dtype, tiled):
     rows = Rows(11, dtype, tiled=tiled)
     got = delta(rows, slots_of(4 * 20 * 40), [Segment(range(11), 0, pages(11), state=StateMove(target=2))], 0, 11)
     assert torch.allclose(got.double(), rows.delta(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rates", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_selective_scan_is_the_references(dtype, rates):
+    rows = Rows(11, dtype)
+    text = rows.scans[rates]
+    states = slots_of(text.states * text.width)
+    got = scan(rows, states, [Segment(range(11), 0, pages(11), state=StateMove(target=2))], 0, 11, rates)
+    assert torch.allclose(got.double(), text.want(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rates", [False, True])
+def test_steps_of_a_scan_far_from_zero_stay_finite(rates):
+    rows = Rows(6, "float32")
+    text = rows.scans[rates]
+    text.dt, text.sizes = 100.0 * text.dt, {"states": text.states, "groups": text.groups}
+    states = slots_of(text.states * text.width)
+    got = scan(rows, states, [Segment(range(6), 0, pages(6), state=StateMove(target=2))], 0, 6, rates)
+    assert torch.allclose(got.double(), text.want(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", ["xbc", "dt"])
+def test_what_is_no_number_stays_none_in_a_scan(part):
+    """A bound takes no NaN's place; heads whose rows have none are untouched."""
+    rows = Rows(6, "float32")
+    text = rows.scans[False]
+    whole = scan(rows, slots_of(1600), [Segment(range(6), 0, pages(6), state=StateMove(target=2))], 0, 6)
+    getattr(text, part)[3, 0] = float("nan")  # of the first head
+    got = scan(rows, slots_of(1600), [Segment(range(6), 0, pages(6), state=StateMove(target=2))], 0, 6)
+    assert torch.equal(got[:3], whole[:3])
+    assert torch.equal(got[:, 20:], whole[:, 20:])
+    assert got[3:, 0].isnan().all()
+    assert got[3:, 1:20].isnan().all() == (part == "dt")
 
 
 def test_gates_far_from_zero_stay_finite():
@@ -140,8 +212,9 @@ def test_company_changes_no_bit(kernel):
         Segment(ids[:4], 0, pages(4), state=StateMove(target=3)),
     ]
     order = [*range(4, 11), *range(4)]
-    for name in ("x", "qkv", "a", "b"):
-        setattr(rows, name, getattr(rows, name)[order])
+    for text, names in ((rows, ("x", "qkv", "a", "b")), *((text, ("xbc", "dt")) for text in rows.scans.values())):
+        for name in names:
+            setattr(text, name, getattr(text, name)[order])
     got = compute(rows, states, beside, 0, 11)
     assert torch.equal(got, whole[order])
     assert torch.equal(states[2], states[0])

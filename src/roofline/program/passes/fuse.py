@@ -56,7 +56,14 @@ def fuse(program: Program, fusions: Collection[str] = CPU.fusions) -> Program:
 
 def _apply(program: Program, body: list[Instr], pattern: Callable[[Instr, Makers, Read], Instr | None]) -> list[Instr]:
     maker_of, read = makers(body), readers(program, body)
-    fused_at = {instr.output.name: new for instr in body if (new := pattern(instr, maker_of, read)) is not None}
+    fused_at: dict[str, Instr] = {}
+    read_before: set[str] = set()
+    for instr in body:
+        new = pattern(instr, maker_of, read)
+        # What others read before is not made as late as here: of several norms of one sum, the first makes it.
+        if new is not None and read_before.isdisjoint(value.name for value in new.outputs):
+            fused_at[instr.output.name] = new
+        read_before.update(instr.inputs)
     # Results that a fused instruction now makes: their old makers go. Parts nobody reads any more go as dead.
     replaced = {value.name for new in fused_at.values() for value in new.outputs}
     fused = []

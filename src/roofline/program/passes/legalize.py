@@ -67,7 +67,7 @@ def _rounded(program: Program, activations: str) -> Program:
     """
     if activations == "f32":
         return program
-    logits = _head(program)
+    logits = _towards_logits(program)
     read_narrow = {name for i in program.body if not i.has(Trait.READS_WIDE) for name in i.inputs}
     types = {value.name: value.type for value in program.inputs}
     body: list[Instr] = []
@@ -75,10 +75,10 @@ def _rounded(program: Program, activations: str) -> Program:
         name, attrs = instr.output.name, dict(instr.attrs)
         product = _is_product(instr)
         rounded = product or name in read_narrow
-        if instr.has(Trait.ROUNDED) and name != logits and rounded:
+        if instr.has(Trait.ROUNDED) and name not in logits and rounded:
             attrs["out"] = activations
-        if product and types[instr.inputs[0]].dtype == "f32":
-            instr, cast = _cast_before(instr, types[instr.inputs[0]], activations)
+        for place, dtype in _casts(instr, [types[value] for value in instr.inputs], activations):
+            instr, cast = _cast_before(instr, place, types[instr.inputs[place]], dtype)
             if cast.output.name not in types:
                 types[cast.output.name] = cast.output.type
                 body.append(cast)
@@ -89,11 +89,21 @@ def _rounded(program: Program, activations: str) -> Program:
     return replace(program, body=tuple(body))
 
 
-def _cast_before(instr: Instr, kind: Type, dtype: str) -> tuple[Instr, Instr]:
-    """The linear reading `x.bf16`, and the cast that makes it of x."""
-    value = Value(f"{instr.inputs[0]}.{dtype}", replace(kind, dtype=dtype))
-    cast = Instr("cast", instr.inputs[:1], (), {"dtype": dtype}, (value,))
-    return replace(instr, inputs=(value.name, *instr.inputs[1:])), cast
+def _casts(instr: Instr, kinds: list[Type], activations: str) -> list[tuple[int, str]]:
+    """(place among its values, dtype) of what is cast for an instruction: rows for a product, and of values that go
+    side by side the narrow ones where another one is wide."""
+    if _is_product(instr):
+        return [(0, activations)] if kinds[0].dtype == "f32" else []
+    wide = instr.has(Trait.HEAD_MOVE) and any(kind.dtype == "f32" for kind in kinds)
+    return [(place, "f32") for place, kind in enumerate(kinds) if wide and kind.dtype != "f32"]
+
+
+def _cast_before(instr: Instr, place: int, kind: Type, dtype: str) -> tuple[Instr, Instr]:
+    """The instruction reading `x.bf16` in the place of x, and the cast that makes it of x."""
+    source = instr.inputs[place]
+    value = Value(f"{source}.{dtype}", replace(kind, dtype=dtype))
+    cast = Instr("cast", (source,), (), {"dtype": dtype}, (value,))
+    return replace(instr, inputs=(*instr.inputs[:place], value.name, *instr.inputs[place + 1 :])), cast
 
 
 def recast_cache(program: Program, target: Target) -> Program:
@@ -116,6 +126,16 @@ def _head(program: Program) -> str:
     """The value that the linear of the logits makes: on one of several ranks, a part of them."""
     maker = makers(program.body).get(program.logits)
     return maker.inputs[0] if maker is not None and maker.op == "all_gather" else program.logits
+
+
+def _towards_logits(program: Program) -> set[str]:
+    """The value that the linear of the logits makes, and what caps or scales make of it."""
+    maker_of, name = makers(program.body), _head(program)
+    names = {name}
+    while (maker := maker_of[name]).has(Trait.BY_COLUMN) and len(maker.inputs) == 1:
+        name = maker.inputs[0]
+        names.add(name)
+    return names
 
 
 def _groups(program: Program, target: Target) -> dict[str, KvGroup]:

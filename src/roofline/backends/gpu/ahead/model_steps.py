@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roofline.backends.backend import CompiledAhead
+from roofline.backends.capacity import pages_within
 from roofline.backends.gpu.ahead import check as static
 from roofline.backends.gpu.ahead import kernel_cache, stub_driver
 from roofline.backends.options import LoadOptions
@@ -98,7 +99,7 @@ def executable_without_memory(
         checkpoint.read,
         Runtime(chip, "meta", options.exact, graphs=False),
         limits=limits,
-        num_pages=cache_bytes // (PAGE_TOKENS * token_bytes),
+        num_pages=pages_within(cache_bytes, token_bytes),
         max_context=longest,
         weights_hash="",
     )

@@ -95,15 +95,17 @@ def _route_scores(
     tl.store(ids + token * TOP + rank, chosen, mask=rank < TOP)
 
 
-@triton.jit
-def _combine(x, weights, out, width, x_stride, out_stride, TOP: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["weights_stride"])
+def _combine(
+    x, weights, out, width, x_stride, weights_stride, out_stride, TOP: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     total = tl.zeros((BLOCK,), tl.float32)
     for rank in tl.static_range(TOP):
         value = tl.load(x + (token * TOP + rank) * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-        total += tl.load(weights + token * TOP + rank) * value
+        total += tl.load(weights + token * weights_stride + rank).to(tl.float32) * value
     tl.store(out + token * out_stride + column, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -187,12 +189,13 @@ def expert_bias(chip: Chip, x: Tensor, ids: Tensor, bias: Tensor, *, out: Tensor
 def combine(chip: Chip, x: Tensor, weights: Tensor, *, out: Tensor) -> None:
     """out[token] = the sum over ranks, ascending, of weights[token, rank] * x[token * top + rank], in float32.
 
-    x [tokens * top, width], out [tokens, width], any float dtypes, rows may lie apart; weights float32 [tokens, top].
+    x [tokens * top, width], out [tokens, width], weights [tokens, top], any float dtypes, rows may lie apart.
     """
     tokens, top = weights.shape
+    assert weights.stride(1) == 1, "a row lies apart"
     tile = tiles.choose("combine", chip)
     _combine[(tokens, cdiv(out.shape[1], tile.sizes["BLOCK"]))](
-        x, weights, out, out.shape[1], x.stride(0), out.stride(0), TOP=top, **tile.launch()
+        x, weights, out, out.shape[1], x.stride(0), weights.stride(0), out.stride(0), TOP=top, **tile.launch()
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from roofline.backends.gpu.memory.requirements import layer_of
 from roofline.backends.gpu.memory.weights import DeviceWeights
-from roofline.backends.gpu.runtime import lower_experts, lower_latent, lower_state
+from roofline.backends.gpu.runtime import lower_experts, lower_latent, lower_rows, lower_state
 from roofline.backends.gpu.runtime.adapters import DeviceAdapters
 from roofline.backends.gpu.runtime.matmul import Products
 from roofline.backends.gpu.runtime.step import GpuStep, dtypes
@@ -102,41 +102,6 @@ def _take_rows(low: Lowering, instr: Instr) -> Launch:
 
     (x, rows), out = instr.inputs, instr.output.name
     return lambda step: embed(low.chip, step.value(rows), step.value(x), out=step.value(out))
-
-
-def _norm(low: Lowering, instr: Instr) -> Launch:
-    from roofline.backends.gpu.kernels.add_norm import add_norm
-
-    heads, layer = instr.attrs.get("heads", 1), instr.op == "layer_norm"
-
-    def launch(step: GpuStep) -> None:
-        weight, bias = _vectors(low, instr)
-        x, out = step.value(instr.inputs[0]), step.value(instr.output.name)
-        if heads > 1:  # of each head by itself: rows of one head
-            x, out = (t.reshape(t.shape[0] * heads, -1) for t in (x, out))
-        add_norm(low.chip, x, None, weight, bias, instr.attr("eps"), layer=layer, summed=None, out=out)
-
-    return launch
-
-
-def _add_norm(low: Lowering, instr: Instr) -> Launch:
-    from roofline.backends.gpu.kernels.add_norm import add_norm
-
-    eps, layer = instr.attr("eps"), instr.attr("layer")
-    (x, y), (total, out) = instr.inputs, (value.name for value in instr.outputs)
-
-    def launch(step: GpuStep) -> None:
-        weight, bias = _vectors(low, instr)
-        operands = step.value(x), step.value(y)
-        add_norm(low.chip, *operands, weight, bias, eps, layer=layer, summed=step.value(total), out=step.value(out))
-
-    return launch
-
-
-def _vectors(low: Lowering, instr: Instr) -> "tuple[Tensor, Tensor | None]":
-    """Weight and bias of a norm, to be looked up in each step: a hosted layer's are elsewhere in the next one."""
-    weight, *bias = (low.weights.vectors[name] for name in instr.weights)
-    return weight, bias[0] if bias else None
 
 
 def _linear(low: Lowering, instr: Instr) -> Launch:
@@ -347,14 +312,15 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "all_reduce": _exchange,
     "all_gather": _exchange,
     "take_rows": _take_rows,
-    "rms_norm": _norm,
-    "layer_norm": _norm,
-    "add_norm": _add_norm,
+    "rms_norm": lower_rows.norm,
+    "layer_norm": lower_rows.norm,
+    "add_norm": lower_rows.add_norm,
     "linear": _linear,
     "linear_silu_mul": _linear_silu_mul,
     "route": lower_experts.route,
     "expert_linear": lower_experts.expert_linear,
     "expert_bias": lower_experts.expert_bias,
+    "expert_scale": lower_experts.expert_scale,
     "combine": lower_experts.combine,
     "adapter_down": _adapter_down,
     "adapter_up": _adapter_up,
@@ -373,8 +339,12 @@ _LOWER: dict[str, Callable[[Lowering, Instr], Launch]] = {
     "sigmoid_mul": _activated,
     "mul": _activated,
     "clamped_swiglu": _clamped_swiglu,
+    "like_norm": lower_rows.like_norm,
+    "above_spread": lower_rows.above_spread,
+    "scale_columns": lower_rows.scale_columns,
     "causal_conv": lower_state.causal_conv,
     "delta_rule": lower_state.delta_rule,
+    "selective_scan": lower_state.selective_scan,
     "add": _by_torch(lambda instr, x: x[0] + x[1].to(x[0].dtype)),
     "scale": _by_torch(lambda instr, x: x[0] * instr.attr("factor")),
     "cast": _by_torch(lambda instr, x: x[0]),
@@ -409,9 +379,7 @@ def check(program: Program) -> None:
     check_attention(program)
     for name in without_kernel(program):
         raise UnsupportedError(f"op {name!r} on a GPU", "it has no kernel", sorted(_LOWER))
-    norms = (instr for instr in program.body if instr.op == "rms_norm" and instr.weights and instr.attr("heads") > 1)
-    if any(program.weights[norm.weights[0]].shape == (norm.output.type.width,) for norm in norms):
-        raise UnsupportedError("rms_norm of parts, each with weights of its own, on a GPU", "it has no kernel")
+    lower_experts.check_experts(program)
     if any(instr.op == "attend" and not instr.attr("causal") for instr in program.body):
         reason = "attention has no kernel that sees both ways there, and no hidden states are given"
         raise UnsupportedError("an encoder model on a GPU", reason, ("backend=cpu", "backend=reference"))

@@ -7,8 +7,9 @@ from roofline.backends.gpu.memory.weights import DeviceWeights
 from roofline.backends.gpu.runtime.step import GpuStep
 from roofline.common.errors import UnsupportedError
 from roofline.hardware.chips.chips import Chip
+from roofline.ops import formats
 from roofline.ops.experts import routes_by_logits
-from roofline.program.ir import Instr
+from roofline.program.ir import Instr, Program
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +63,6 @@ def expert_linear(low: ExpertLowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.experts import expert_linear
 
     (x, ids), out, experts, name = instr.inputs, instr.output.name, int(instr.attr("experts")), instr.weights[0]
-    _check(low.weights, name)
 
     def launch(step: GpuStep) -> None:
         (part,) = low.weights.matrices[name]
@@ -89,6 +89,19 @@ def expert_bias(low: ExpertLowering, instr: Instr) -> Launch:
     return launch
 
 
+def expert_scale(low: ExpertLowering, instr: Instr) -> Launch:
+    """Few numbers a token: torch's own kernels."""
+    import torch
+
+    (x, ids), out = instr.inputs, instr.output.name
+
+    def launch(step: GpuStep) -> None:
+        factors = low.weights.vectors[instr.weights[0]]
+        torch.mul(step.value(x), factors[step.value(ids).long()], out=step.value(out))
+
+    return launch
+
+
 def combine(low: ExpertLowering, instr: Instr) -> Launch:
     from roofline.backends.gpu.kernels.route import combine
 
@@ -101,12 +114,14 @@ def combine(low: ExpertLowering, instr: Instr) -> Launch:
     return launch
 
 
-def _check(weights: DeviceWeights, name: str) -> None:
-    """Raises UnsupportedError for blocks: the kernel multiplies floats. Of a hosted layer, by its shapes."""
-    shapes = [parts for weight_name, parts in weights.shapes_by_name() if weight_name == name]
-    if any(len(parts) > 1 or parts[0].quantised for parts in shapes):
-        what, reason = f"{name} on a GPU", "its kernel multiplies experts of one 16-bit or 32-bit format"
-        raise UnsupportedError(what, reason, ("the same model in BF16", "backend=cpu"))
+def check_experts(program: Program) -> None:
+    """Raises UnsupportedError for experts in blocks or in several formats: the kernel multiplies floats."""
+    for instr in program.body:
+        kinds = set(program.weight_types(instr)[0].formats) if instr.op == "expert_linear" else set()
+        if len(kinds) > 1 or any(formats.get(kind).block > 1 for kind in kinds):
+            what = f"{instr.weights[0]} in {' and '.join(sorted(kinds))} on a GPU"
+            reason = "its kernel multiplies experts of one 16-bit or 32-bit format"
+            raise UnsupportedError(what, reason, ("the same model in BF16", "backend=cpu"))
 
 
 def _schedule(low: ExpertLowering, step: GpuStep, ids: str, experts: int, dtype: "torch.dtype") -> "Schedule":

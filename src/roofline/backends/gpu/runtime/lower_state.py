@@ -53,6 +53,22 @@ def delta_rule(low: "Lowering", instr: Instr) -> Launch:
     return launch
 
 
+def selective_scan(low: "Lowering", instr: Instr) -> Launch:
+    """The selective scan."""
+    from roofline.backends.gpu.kernels import selective_scan as kernel
+
+    states_of, (xbc, dt) = _states(low, instr, MATRIX), instr.inputs[:2]
+    names = ("states", "groups", "least", "most")
+    sizes = kernel.ScanSizes(**{name: instr.attr(name) for name in names})
+
+    def launch(step: GpuStep) -> None:
+        a_log, dt_bias, d = (low.weights.vectors[name] for name in instr.weights)
+        rows, out = (step.value(xbc), step.value(dt)), step.value(instr.outputs[0].name)
+        kernel.selective_scan(low.chip, _fields(step), *rows, (a_log, dt_bias, d), states_of(step), sizes, out=out)
+
+    return launch
+
+
 def _states(low: "Lowering", instr: Instr, part: str) -> "Callable[[GpuStep], Tensor]":
     """What an instruction's layer keeps as that part, in all slots: float32 [slots, values]."""
     group = kv_group_of(instr.outputs[-1].name)
