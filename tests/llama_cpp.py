@@ -1,16 +1,22 @@
 """llama.cpp as a judge: its logits and its token ids, computed in a process of its own.
 
 The library is the one inside the package xllamacpp, whose wheel exports llama.cpp's C interface; llama-cpp-python would
-have to be compiled for minutes. `make test-judges` installs the pinned version. As a program:
-`python llama_cpp.py logits MODEL.gguf OUT.npy 3,1,4 [ADAPTER.gguf]` writes float32 [tokens, vocab] of these ids,
-`python llama_cpp.py hidden MODEL.gguf OUT.npy 3,1,4` writes an encoder's float32 [tokens, width], and
-`python llama_cpp.py tokenize MODEL.gguf OUT.json < TEXTS.json` writes a list of ids for each text.
+have to be compiled for minutes. `make test-judges` installs the pinned version. As a program, `python llama_cpp.py`
+opens it once and reads lines of JSON: a job's name, its words and its texts. It does each in a process forked from it,
+which a mistake of llama.cpp's may end, and answers a line: the end of what that said where it failed, or null. Jobs:
+logits MODEL.gguf OUT.npy 3,1,4 [ADAPTER.gguf] writes float32 [tokens, vocab] of these ids,
+hidden MODEL.gguf OUT.npy 3,1,4 writes an encoder's float32 [tokens, width], and
+tokenize MODEL.gguf OUT.json writes a list of ids for each text.
 """
 
 import ctypes as c
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,8 +136,8 @@ def _save(out: str, values: int, rows: int, width: int) -> None:
     np.save(out, np.frombuffer(c.string_at(values, 4 * rows * width), np.float32).reshape(rows, width))
 
 
-def _write_hidden(path: str, out: str, words: str) -> None:
-    ids, lib = [int(word) for word in words.split(",")], open_library(library_path())
+def _write_hidden(lib: c.CDLL, path: str, out: str, words: str) -> None:
+    ids = [int(word) for word in words.split(",")]
     model = open_model(lib, path)
     context = _context(lib, model)
     lib.llama_set_embeddings(context, True)
@@ -139,8 +145,8 @@ def _write_hidden(path: str, out: str, words: str) -> None:
     _save(out, lib.llama_get_embeddings(context), len(ids), lib.llama_model_n_embd(model))
 
 
-def _write_logits(path: str, out: str, words: str, adapter: str = "") -> None:
-    ids, lib = [int(word) for word in words.split(",")], open_library(library_path())
+def _write_logits(lib: c.CDLL, path: str, out: str, words: str, adapter: str = "") -> None:
+    ids = [int(word) for word in words.split(",")]
     model = open_model(lib, path)
     context = _context(lib, model)
     if adapter:
@@ -153,11 +159,10 @@ def _write_logits(path: str, out: str, words: str, adapter: str = "") -> None:
     _save(out, lib.llama_get_logits(context), len(ids), vocab)
 
 
-def _write_ids(path: str, out: str) -> None:
-    lib = open_library(library_path())
+def _write_ids(lib: c.CDLL, path: str, out: str, texts: list[dict[str, Any]]) -> None:
     vocab = lib.llama_model_get_vocab(open_model(lib, path, vocabulary_only=True))
     lists = []
-    for entry in json.load(sys.stdin):
+    for entry in texts:
         text = entry["text"].encode()
         ids = (c.c_int32 * (2 * len(text) + 8))()
         count = lib.llama_tokenize(vocab, text, len(text), ids, len(ids), entry["add_special"], entry["parse_special"])
@@ -166,29 +171,71 @@ def _write_ids(path: str, out: str) -> None:
     Path(out).write_text(json.dumps(lists))
 
 
+JOBS: dict[str, Callable[..., None]] = {"logits": _write_logits, "hidden": _write_hidden, "tokenize": _write_ids}
+SECONDS = 100  # that a job may take
+
+
+def _serve() -> None:
+    """Do the jobs that standard input names, until it ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what llama.cpp prints is no answer
+    lib = open_library(library_path())
+    for line in sys.stdin:
+        name, words = json.loads(line)
+        with tempfile.TemporaryFile() as said:
+            child = os.fork()
+            if child == 0:
+                signal.alarm(SECONDS)
+                os.dup2(said.fileno(), 2)
+                os._exit(_do(lib, name, words))
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            said.seek(0)
+            text = said.read().decode(errors="replace")[-2000:]
+        print(json.dumps(f"{name} ended with {status}: {text}" if status else None), file=answers)
+
+
+def _do(lib: c.CDLL, name: str, words: list[Any]) -> int:
+    """The exit code of a job; what went wrong is printed."""
+    try:
+        JOBS[name](lib, *words)
+    except BaseException:  # of any kind: the test shows it
+        traceback.print_exc()
+        return 1
+    return 0
+
+
 class LlamaCpp:
-    """Runs this file as a program. Skips the test where xllamacpp is not installed."""
+    """Runs this file as a program until `close`. Skips the test where xllamacpp is not installed."""
 
     def __init__(self) -> None:
         from tests.judges import require  # as a program, this file has neither pytest nor the tests' folder
 
         require("xllamacpp")
+        call, pipe = [sys.executable, __file__], subprocess.PIPE
+        self._program = subprocess.Popen(call, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
 
-    def _run(self, *words: object, stdin: str = "") -> None:
-        call = [sys.executable, __file__, *map(str, words)]
-        done = subprocess.run(call, capture_output=True, text=True, errors="replace", timeout=100, input=stdin)
-        assert done.returncode == 0, done.stderr[-2000:]
+    def _run(self, name: str, *words: object) -> None:
+        assert self._program.stdin is not None
+        assert self._program.stdout is not None
+        self._program.stdin.write(json.dumps([name, words]) + "\n")
+        self._program.stdin.flush()
+        answer = self._program.stdout.readline()
+        assert answer == "null\n", f"llama.cpp: {answer or 'the program has ended'}"
+
+    def close(self) -> None:
+        """End the program."""
+        self._program.communicate(timeout=60)
 
     def logits(self, file: Path, ids: list[int], *adapter: Path) -> np.ndarray:
         """Return the logits of a GGUF file's model, float32 [ids, vocab]."""
         out = file.with_suffix(".npy")
-        self._run("logits", file, out, ",".join(map(str, ids)), *adapter)
+        self._run("logits", str(file), str(out), ",".join(map(str, ids)), *map(str, adapter))
         return np.load(out)
 
     def hidden(self, file: Path, ids: list[int]) -> np.ndarray:
         """Return the rows of a GGUF file's encoder, float32 [ids, width]."""
         out = file.with_suffix(".npy")
-        self._run("hidden", file, out, ",".join(map(str, ids)))
+        self._run("hidden", str(file), str(out), ",".join(map(str, ids)))
         return np.load(out)
 
     def token_ids(
@@ -196,14 +243,9 @@ class LlamaCpp:
     ) -> list[list[int]]:
         """Return the ids of each text; `out` is a scratch file."""
         entries = [{"text": text, "add_special": add_special, "parse_special": parse_special} for text in texts]
-        self._run("tokenize", file, out, stdin=json.dumps(entries))
+        self._run("tokenize", str(file), str(out), entries)
         return json.loads(out.read_text())
 
 
 if __name__ == "__main__":
-    programs: dict[str, Callable[..., None]] = {
-        "logits": _write_logits,
-        "hidden": _write_hidden,
-        "tokenize": _write_ids,
-    }
-    programs[sys.argv[1]](*sys.argv[2:])
+    _serve()

@@ -26,9 +26,9 @@ this page, and `tests/models/test_families.py` measures them again.
 Each is computed twice. In float32 torch, as training computes and the reference checks: its largest difference of a
 logit is rounding. On the cpu backend, where attention rounds queries, keys, values and weights to 16 bits: that is the
 difference in the column `cpu`. Logits have a standard deviation of about 0.8. Then {GREEDY} tokens are chosen, each the
-likeliest, through the cache of each: how many of them transformers would choose at the same place. Where one of a model
-without experts differs, its two likeliest were nearly equal: of 1,536 tokens of two small llamas 7 were others, whose
-log-probability was at most 0.006 below the best.
+likeliest on the cpu backend, and read through the cache of each: at how many of these places what is likeliest there is
+so for transformers too. Where one of a model without experts differs, its two likeliest were nearly equal: of 1,536
+tokens of two small llamas 7 were others, whose log-probability was at most 0.006 below the best.
 
 With experts a difference may be larger. Where a token's experts are nearly equal for the router, 16-bit attention may
 turn the choice over, and another expert computes something else. Of 768 tokens each of five small random models, beside

@@ -4,6 +4,7 @@ llama.cpp is the one of `tests/llama_cpp.py`.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,10 @@ CONFIGS |= {name: config | WIDE for name, config in CONFIGS.items() if "key_head
 
 
 @pytest.fixture(scope="module")
-def llama_cpp() -> LlamaCpp:
-    return LlamaCpp()
+def llama_cpp() -> Iterator[LlamaCpp]:
+    program = LlamaCpp()
+    yield program
+    program.close()
 
 
 def written(folder: Path, model: Any, form: str = "") -> Path:

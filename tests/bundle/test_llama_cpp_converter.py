@@ -44,8 +44,10 @@ IDS = np.random.default_rng(1).integers(0, 256, 90).tolist()
 
 
 @pytest.fixture(scope="module")
-def llama_cpp() -> LlamaCpp:
-    return LlamaCpp()
+def llama_cpp() -> Iterator[LlamaCpp]:
+    program = LlamaCpp()
+    yield program
+    program.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,14 @@
 """Small configurations that exercise each switch of each family, and what comes of them beside transformers.
 
 A case is compared twice: the family's own text in float32 torch, as training and the reference run it, and the cpu
-backend with its 16-bit cache. The last tokens are those that each would choose, one step after the other.
+backend with its 16-bit cache. The last tokens are those that the cpu backend chooses, one step after the other; at
+each of them the text in torch must choose as transformers does too. It alone chooses where the backend has no kernels.
 """
 
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +33,8 @@ from tests.models.eager import LastStates, caches_of, eager_batch
 from tests.models.wrapped_models import around, settle
 
 PROMPT, GREEDY = 90, 64
+# Where the steps begin that go over the chosen tokens once more in torch: sixteen of one token, then longer ones.
+CUTS = (*range(17), 19, 24, 31, 47, GREEDY - 1)
 STATE_PROMPT = 140  # of models with recurrent state: transformers computes it in chunks of 64 tokens
 BASE: dict[str, Any] = {
     **{"family": "llama", "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 128, "vocab": 96},
@@ -790,10 +794,12 @@ LENGTHS = 1, 2, 17, 90, 200  # tokens of the texts; the last is the longest
 
 @dataclass(frozen=True)
 class Parity:
-    """Largest difference of a logit, in torch and on the cpu backend; how many of GREEDY tokens are those of
-    transformers; of the others the largest distance of its two highest logits. cpu: None: it has no kernels of it."""
+    """Largest difference of a logit of the prompt, in torch and on the cpu backend; how many of GREEDY tokens are those
+    of transformers; of the others the largest distance of its two highest logits. cpu: None: it has no kernels of it.
+    eager_later: the largest difference behind the prompt, in torch."""
 
     eager: float
+    eager_later: float
     cpu: float | None
     eager_tokens: int
     cpu_tokens: int
@@ -809,12 +815,20 @@ def class_of(fields: Mapping[str, Any]) -> Any:
     return transformers.AutoModelForCausalLM
 
 
+def their_config(config: Mapping[str, Any], kind: str = "") -> Any:
+    """transformers' configuration of a model. kind: its model_type, "": what is written for the configuration."""
+    fields = hf_config(dict(config))
+    written = str(fields.pop("model_type"))
+    if config["family"] != "bert":
+        fields |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    return transformers.AutoConfig.for_model(kind or written, **fields)
+
+
 def theirs(config: Mapping[str, Any]) -> Any:
     """transformers' model with random weights; norms and biases too, so that none hides behind ones and zeros."""
-    fields = hf_config(dict(config)) | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-    built = transformers.AutoConfig.for_model(str(fields.pop("model_type")), **fields)
+    built = their_config(config)
     torch.manual_seed(0)
-    model = class_of(fields).from_config(built, attn_implementation="eager").float().eval()
+    model = class_of(hf_config(dict(config))).from_config(built, attn_implementation="eager").float().eval()
     less = files_of(config["family"]).NAMES.norms_less
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -889,11 +903,8 @@ class OnCpu:
 
 def encoder_of(config: Mapping[str, Any], kind: str = "") -> Any:
     """transformers' encoder with random weights. kind: its model_type, "": what is written for the configuration."""
-    fields = hf_config(dict(config))
-    written = str(fields.pop("model_type"))
-    built = transformers.AutoConfig.for_model(kind or written, **fields)
     torch.manual_seed(0)
-    model = transformers.AutoModel.from_config(built, attn_implementation="eager").float().eval()
+    model = transformers.AutoModel.from_config(their_config(config, kind), attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.1 + ("LayerNorm.weight" in name))
@@ -948,28 +959,42 @@ def on_cpu(source: Checkpoint, tokens: int) -> OnCpu | None:
         raise
 
 
-def measure(config: Mapping[str, Any], wrapper: str = "") -> Parity:
+def measure(config: Mapping[str, Any], wrapper: str = "", model: Any = None) -> Parity:
     """A configuration's model with random weights, beside transformers'. wrapper: the model_type of the model whose
-    text part it is, "": it is a model of its own."""
-    model = around(wrapper, config) if wrapper else theirs(config)
+    text part it is, "": it is a model of its own. model: that of transformers where it has been made."""
+    model = model or (around(wrapper, config) if wrapper else theirs(config))
     source = checkpoint_of(model)
     prompt = STATE_PROMPT if "recurrent" in config else PROMPT
     ids = torch.randint(0, config["vocab"], (prompt,), generator=torch.Generator().manual_seed(1)).tolist()
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0].numpy()
     assert expected.std() > 0.1
-    results: list[tuple[float | None, int, float]] = []
-    for runner in (Eager(source), on_cpu(source, prompt)):
-        if runner is None:
-            continue
-        first = runner.step(ids)
-        chosen = [int(first[-1].argmax())]
-        while len(chosen) < GREEDY:
-            chosen.append(int(runner.step(chosen[-1:])[0].argmax()))
-        with torch.no_grad():
-            after = model(torch.tensor([ids + chosen[:-1]])).logits[0].numpy()[prompt - 1 :]
-        equal = after.argmax(-1) == np.array(chosen)
-        lost = after.max(-1) - after[np.arange(GREEDY), chosen]
-        results.append((float(np.abs(first - expected).max()), int(equal.sum()), float(lost.max())))
-    (eager, eager_tokens, _), (cpu, cpu_tokens, tie) = results if len(results) == 2 else (*results, (None, 0, 0.0))
-    return Parity(eager, cpu, eager_tokens, cpu_tokens, tie)
+    runners = [runner for runner in (Eager(source), on_cpu(source, prompt)) if runner is not None]
+    first = [runner.step(ids) for runner in runners]
+    chosen = [int(first[-1][-1].argmax())]
+    rows = [first[-1][-1:]]
+    while len(chosen) < GREEDY:
+        rows.append(runners[-1].step(chosen[-1:]))
+        chosen.append(int(rows[-1][0].argmax()))
+    with torch.no_grad():
+        after = model(torch.tensor([ids + chosen[:-1]])).logits[0].numpy()[prompt - 1 :]
+    equal, tie = _agreement(rows, after)
+    again = rows
+    if len(runners) > 1:
+        again = [first[0][-1:], *(runners[0].step(chosen[start:stop]) for start, stop in pairwise(CUTS))]
+    return Parity(
+        eager=float(np.abs(first[0] - expected).max()),
+        eager_later=float(np.abs(np.concatenate(again) - after).max()),
+        cpu=float(np.abs(first[1] - expected).max()) if len(runners) > 1 else None,
+        eager_tokens=_agreement(again, after)[0],
+        cpu_tokens=equal if len(runners) > 1 else 0,
+        tie=tie if len(runners) > 1 else 0.0,
+    )
+
+
+def _agreement(rows: list[np.ndarray], after: np.ndarray) -> tuple[int, float]:
+    """How many of the likeliest tokens of `rows` are those of `after`, float32 [tokens, vocab] each, and how far below
+    its highest logit the others lie there at most."""
+    chosen = np.concatenate(rows).argmax(-1)
+    lost = after.max(-1) - after[np.arange(len(after)), chosen]
+    return int((after.argmax(-1) == chosen).sum()), float(lost.max())

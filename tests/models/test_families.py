@@ -1,7 +1,9 @@
 """Every family beside transformers, from its config.json to 64 tokens through the cache; and as a model to train."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +82,7 @@ def one_thread() -> Iterator[None]:
 def test_text_parts_of_models_that_read_pictures_are_those_of_transformers(name: str) -> None:
     case = WRAPPED[name]
     parity = measure(case.config, case.kind)
-    assert parity.eager < 1e-5
+    assert max(parity.eager, parity.eager_later) < 1e-5
     assert parity.eager_tokens == GREEDY
     if parity.cpu is None:
         return
@@ -88,10 +90,16 @@ def test_text_parts_of_models_that_read_pictures_are_those_of_transformers(name:
     assert parity.cpu_tokens == GREEDY or parity.tie < 0.02
 
 
+@cache
+def original(name: str) -> Any:
+    """transformers' model of a case, which several tests read and none changes."""
+    return theirs(CASES[name].config)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(name: str) -> None:
-    found = measure(CASES[name].config)
-    assert found.eager < 1e-5
+    found = measure(CASES[name].config, model=original(name))
+    assert max(found.eager, found.eager_later) < 1e-5
     assert found.eager_tokens == GREEDY
     if found.cpu is None:
         return
@@ -134,8 +142,7 @@ def test_every_case_stands_in_the_table_of_models() -> None:
 def test_a_family_trains(name: str) -> None:
     """The torch module has the logits of transformers, and a gradient for every parameter."""
     config = CASES[name].config
-    original = theirs(config)
-    source = checkpoint_of(original)
+    source = checkpoint_of(original(name))
     model = Model(source.config, "cpu")
     load(model, source)
     beyond = name in ("phi3_long", "minicpm3_long") or name.startswith(
@@ -144,7 +151,7 @@ def test_a_family_trains(name: str) -> None:
     length = 80 if beyond else 24
     ids = torch.randint(0, config["vocab"], (2, length), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        assert (model(ids) - original(ids).logits).abs().max() < 2e-5
+        assert (model(ids) - original(name)(ids).logits).abs().max() < 2e-5
     model(ids, ids.roll(-1, 1)).backward()
     for parameter, value in model.named_parameters():
         if not value.requires_grad:  # what chooses experts, and says nothing of their weights
@@ -167,7 +174,7 @@ def test_a_family_trains(name: str) -> None:
 def test_what_training_exports_has_the_values_of_transformers(name: str, tmp_path: Path) -> None:
     """Parameters that Hugging Face stores as other numbers go there and back."""
     transformers = pytest.importorskip("transformers")
-    source = checkpoint_of(theirs(CASES[name].config))
+    source = checkpoint_of(original(name))
     family, cfg = configure(source.config)
     table = [param for param in expand(family.spec(cfg), cfg.layers) if param.tied_to is None]
     floats = {param.name: source.parameter(param) for param in table}

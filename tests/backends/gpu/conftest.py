@@ -6,8 +6,8 @@ Its narrowing of floats cuts digits off (bf16) or loses a carry (8 bits); torch'
 does not know MI300's 8 bits. In Triton 3.6 it takes an array of one element for a number, which numpy 2.4 refuses. And
 it replaces the whole language anew for each call of a function inside a kernel, which took it two thirds of its time:
 here once a launch. It computes for each sum of integers whether it overflows, and then does not look at that; and it
-makes a table of all types whenever it needs the numpy type of one: neither is done here. A missing barrier changes none
-of its results: gpu_races.py finds those.
+makes a table of all types whenever it needs the numpy type of one: neither is done here. gpu_shapes.py remembers its
+shapes. A missing barrier changes none of its results: gpu_races.py finds those.
 """
 
 import contextlib
@@ -45,6 +45,7 @@ def interpreted(races):
     import numpy as np
     import torch
     import triton.language as tl
+    from gpu_shapes import remember_shapes
 
     builder = interpreter.InterpreterBuilder
     create_dot, convert_float = builder.create_dot, interpreter._convert_float
@@ -116,9 +117,10 @@ def interpreted(races):
     interpreter._patch_lang = patch_once
     builder.create_dot, interpreter._convert_float = mended_dot, mended_convert
     tl.float8e4b8.to_ir = lambda builder: builder.get_fp8e4b8_ty()
-    undo = races.watch(builder)
+    undo, forget_shapes = races.watch(builder), remember_shapes()
     yield triton
     undo()
+    forget_shapes()
     builder.create_dot, interpreter._convert_float = create_dot, convert_float
     interpreter._patch_lang, interpreter._patch_lang_tensor = patch_lang, patch_tensor
     interpreter._get_np_dtype, unchecked.options = numpy_type, options
