@@ -71,6 +71,27 @@ def test_a_load_holds_rows_and_plans_count_them(deepseek, monkeypatch):
         executable.close()
 
 
+@pytest.mark.slow
+def test_files_that_transformers_wrote_give_its_logits(tmp_path, monkeypatch):
+    """Of layers without experts, whose choice a rounding to 16 bits may change: a prompt, then a token behind it."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    config = transformers.DeepseekV2Config(**latent_config.DEEPSEEK | {"first_k_dense_replace": 2})
+    judge = transformers.DeepseekV2ForCausalLM(config).eval()
+    judge.save_pretrained(tmp_path)
+    pretend(monkeypatch, memory=1 << 30)
+    executable = bundle.load(str(tmp_path), text=False, cache_tokens=256, backend="gpu").executable
+    assert executable.page_bytes == PAGE_TOKENS * latent_config.ROW_BYTES
+    ids = np.random.default_rng(2).integers(0, 96, 30).tolist()
+    with torch.no_grad():
+        want = judge(torch.tensor([ids])).logits[0].numpy()
+    for first, stop in ((0, 29), (29, 30)):
+        got = logits(executable, [Segment(ids[first:stop], first, [4, 2])])
+        assert distance(got[0], want[stop - 1]) < 0.02
+    assert distance(got[0], want[5]) > 0.2
+    executable.close()
+
+
 def test_adapters_have_keys_and_values_of_all_heads(deepseek, monkeypatch):
     """One on kv_b_proj changes the matrix that makes them of the rows."""
     pretend(monkeypatch, memory=1 << 30)
