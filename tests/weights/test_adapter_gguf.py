@@ -139,7 +139,7 @@ def test_rows_are_permuted_where_converters_do() -> None:
     for config in configs.values():
         form = form_of(config)
         assert (form.rope_style == "interleaved") == (
-            form.architecture in (*PAIRED, "glm4", "ernie4_5", "ernie4_5-moe", *LATENT)
+            form.architecture in (*PAIRED, "glm4", "chatglm", "ernie4_5", "ernie4_5-moe", *LATENT)
         ), form.architecture
 
 

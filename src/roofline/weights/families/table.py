@@ -13,8 +13,6 @@ from roofline.weights.families.shared.tensor_names import TensorNames
 MODEL_TYPES = {
     "llama": "llama",
     "mistral": "llama",
-    **dict.fromkeys(("internlm3", "iquestcoder", "cwm", "ministral"), "llama_alike"),
-    "exaone": "exaone",
     "qwen2": "qwen",
     "qwen3": "qwen",
     "qwen3_vl_text": "qwen",
@@ -64,6 +62,8 @@ MODEL_TYPES = {
     "seed_oss": "seed_oss",
     "ernie4_5": "ernie4_5",
     "helium": "helium",
+    **dict.fromkeys(("internlm3", "iquestcoder", "cwm", "ministral"), "llama_alike"),
+    "exaone": "exaone",
     "exaone4": "exaone4",
     "hunyuan_v1_dense": "hunyuan",
     "glm4_moe": "glm4_moe",
