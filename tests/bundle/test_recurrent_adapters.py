@@ -14,6 +14,7 @@ pytest.importorskip("roofline._native", reason="the C++ core is not built")
 from roofline.bundle import load
 from roofline.engine.config import EngineConfig
 from roofline.engine.params import SamplingParams
+from roofline.ops.adapters import AdapterMatrix
 from roofline.ops.batch import Segment, StateMove
 from roofline.weights.adapter_files import write_adapter
 from roofline.weights.adapter_merge import merged
@@ -22,6 +23,7 @@ from roofline.weights.checkpoint import open_checkpoint
 from tests.adapter_files import for_checkpoint
 from tests.bundle.recurrent_models import write_recurrent
 from tests.bundle.test_recurrent_answers import GUESSING, answers, engine_of
+from tests.models.parity_cases import CASES, theirs
 
 SIZES: dict[str, Any] = {"cache_tokens": 2048, "max_model_len": 256, "threads": 1, "max_adapters": 2}
 PLACES: dict[str, Any] = {"max_adapters": 2}
@@ -64,6 +66,29 @@ def test_bits_are_those_of_the_reference_and_logits_those_of_the_merged_model(mo
         expected = np.array(alone.executable.logits())
         difference = np.abs(rows[0][20 * at : 20 * at + 20] - expected).max()
         assert difference < 0.02 * expected.std()  # the core rounds keys and values to bf16
+
+
+@pytest.mark.parametrize("name", ["mamba", "gemma3n"])
+def test_matrices_that_read_what_others_give_or_are_multiplied_with_twice(name: str, tmp_path: Path) -> None:
+    """Mamba's steps are made by two matrices, one behind the other; a layer of Gemma 3n multiplies with one twice."""
+    theirs(CASES[name].config).save_pretrained(tmp_path / "model")
+    rows, ids, generator = [], [id % 96 for id in PROMPT[:20]], np.random.default_rng(5)
+    for backend in ("cpu", "reference"):
+        executable = load(str(tmp_path / "model"), **SIZES, backend=backend, text=False).executable
+        if not rows:
+            shapes = {tensor: (site.inputs, site.outputs) for tensor, site in executable.adapters.sites.items()}
+            drawn = {
+                tensor: [0.2 * generator.standard_normal((3, n)).astype(np.float32) for n in sizes]
+                for tensor, sizes in shapes.items()
+            }
+        executable.adapters.set(1, [AdapterMatrix(tensor, a, b, 0.75) for tensor, (a, b) in drawn.items()])
+        for slot in (0, 1):
+            executable.batch.fill([Segment(ids, 0, [0, 1], slot, StateMove(target=0, save_at=0))], range(20))
+            executable.forward()
+            rows.append(np.array(executable.logits()))
+    assert rows[0].tobytes() == rows[2].tobytes()
+    assert rows[1].tobytes() == rows[3].tobytes()
+    assert np.abs(rows[0] - rows[1]).max() > 0.05
 
 
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
