@@ -2,14 +2,19 @@
 
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import numpy as np
+
 from roofline.backends.capacity import Capacity
+from roofline.backends.checkpoint import Tensors
 from roofline.backends.cpu.executable import CpuExecutable
 from roofline.models import registry
 from roofline.ops.batch import BatchLimits
 from roofline.program import target
 from roofline.program.compile import compile_program
+from roofline.program.ir import Program
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.random_weights import random_checkpoint
 
@@ -128,8 +133,36 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
 def checkpoint(model: str, form: str) -> Checkpoint:
-    return random_checkpoint(MODELS[model], seed=3, form=form)
+    """The same one for each test, which keeps what it has made of its tensors."""
+    return with_memory(random_checkpoint(MODELS[model], seed=3, form=form))
+
+
+def with_memory(source: Checkpoint) -> Checkpoint:
+    """The checkpoint with the bytes of a tensor made once, and read only."""
+
+    @cache
+    def read(name: str) -> np.ndarray:
+        values = source.bytes_of(name)
+        values.flags.writeable = False
+        return values
+
+    return replace(source, bytes_of=read)
+
+
+@cache
+def program_of(source: Checkpoint, kv_dtype: str) -> Program:
+    """A checkpoint's program for the cpu backend."""
+    config = registry.config_of(source.config)
+    return compile_program(registry.get(config.family), config, source.tensors, target.with_cache(target.CPU, kv_dtype))
+
+
+def packed(program: Program, source: Tensors, capacity: Capacity, **options: Any) -> CpuExecutable:
+    """The program on the cpu backend, of weights whose hash nobody asks for. options: isa, threads, group."""
+    identity: Future[str] = Future()
+    identity.set_result("7e57" * 16)
+    return CpuExecutable.from_program(program, source, capacity, weights_hash=identity, **options)
 
 
 def executable(
@@ -143,20 +176,9 @@ def executable(
     kv_dtype: str = "bf16",
 ) -> CpuExecutable:
     """keep_values: every value keeps its own place in the arena, so that all can be read after a step."""
-    config = registry.config_of(source.config)
-    program = compile_program(
-        registry.get(config.family), config, source.tensors, target.with_cache(target.CPU, kv_dtype)
-    )
+    program = program_of(source, kv_dtype)
     if keep_values:
         rest = [v.name for i in program.body for v in i.outputs if v.name not in program.outputs]
         program = replace(program, outputs=(*program.outputs, *rest))
-    identity: Future[str] = Future()
-    identity.set_result("7e57" * 16)
-    return CpuExecutable.from_program(
-        program,
-        source,
-        Capacity(BatchLimits(tokens=tokens, segments=16, rows=tokens, pages=16 * 64), 1024, pages),
-        weights_hash=identity,
-        isa=isa,
-        threads=threads,
-    )
+    capacity = Capacity(BatchLimits(tokens=tokens, segments=16, rows=tokens, pages=16 * 64), 1024, pages)
+    return packed(program, source, capacity, isa=isa, threads=threads)

@@ -11,7 +11,6 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -21,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cpu_models import checkpoint
+from cpu_models import checkpoint, packed
 
 from roofline.backends.capacity import Capacity
 from roofline.backends.cpu.executable import CpuExecutable, CpuModel
@@ -78,11 +77,7 @@ def subject(name: str, form: str, kv_dtype: str) -> Subject:
     source = (modules[0].checkpoint if modules else checkpoint)(name, form)
     family, config = registry.configure(source.config)
     program = compile_program(family, config, source.tensors, target.with_cache(target.CPU, kv_dtype))
-    identity: Future[str] = Future()
-    identity.set_result("7e57" * 16)
-    made = CpuExecutable.from_program(
-        program, source, Capacity(LIMITS, 128, PAGES), weights_hash=identity, isa=_native.isas()[0], threads=1
-    )
+    made = packed(program, source, Capacity(LIMITS, 128, PAGES), isa=_native.isas()[0], threads=1)
     return Subject(name, made, to_bytes(made._model.lowered, made._model.identity, _native.versions()))
 
 

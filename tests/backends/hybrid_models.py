@@ -1,14 +1,13 @@
 """Small random models in which layers with recurrent state and layers of attention take turns, of a family of the
 tests' own: it has what kernels must know, and no published model's names."""
 
+import functools
 import sys
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
 from roofline import ops
 from roofline.backends.capacity import Capacity
-from roofline.backends.checkpoint import Tensors
 from roofline.backends.cpu.executable import CpuExecutable
 from roofline.backends.reference.executable import ReferenceExecutable
 from roofline.models import llama, registry
@@ -25,6 +24,7 @@ from roofline.program.compile import compile_program
 from roofline.program.ir import Program
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.random_weights import random_checkpoint
+from tests.backends.cpu_models import packed, with_memory
 
 FAMILY = "tests_hybrid"
 
@@ -200,13 +200,14 @@ def checkpoint(model: str, form: str = "F32", **fields: Any) -> Checkpoint:
         values = formats.get("F32").dequantize(plain.read(name), tensors[name].shape)
         return formats.get(tensors[name].format).quantize(values)
 
-    return replace(plain, tensors=tensors, bytes_of=read)
+    return with_memory(replace(plain, tensors=tensors, bytes_of=read))
 
 
 def limits(tokens: int = 96, slots: int = 8) -> BatchLimits:
     return BatchLimits(tokens=tokens, segments=8, rows=tokens, pages=8 * 64, state_slots=slots)
 
 
+@functools.cache
 def compiled(source: Checkpoint, kept: bool = False) -> Program:
     """kept: every value keeps its own place in the arena, so that all can be read after a step."""
     family, config = registry.configure(source.config)
@@ -220,17 +221,8 @@ def compiled(source: Checkpoint, kept: bool = False) -> Program:
 def executable(
     source: Checkpoint, isa: str, threads: int = 2, tokens: int = 96, slots: int = 8, kept: bool = False
 ) -> CpuExecutable:
-    identity: Future[str] = Future()
-    identity.set_result("7e57" * 16)
-    tensors: Tensors = source
-    return CpuExecutable.from_program(
-        compiled(source, kept),
-        tensors,
-        Capacity(limits(tokens, slots), 1024, 64),
-        weights_hash=identity,
-        isa=isa,
-        threads=threads,
-    )
+    capacity = Capacity(limits(tokens, slots), 1024, 64)
+    return packed(compiled(source, kept), source, capacity, isa=isa, threads=threads)
 
 
 def reference(source: Checkpoint) -> ReferenceExecutable:

@@ -10,6 +10,7 @@ from roofline.models.config import KvShape, ModelConfig
 from roofline.ops.rope_tables import RopeTable
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.random_weights import random_checkpoint
+from tests.backends.cpu_models import with_memory
 
 FAMILY = "tests_shaped"
 
@@ -98,4 +99,4 @@ if FAMILY not in registry._FAMILIES:
 
 
 def checkpoint(model: str, form: str = "F32") -> Checkpoint:
-    return random_checkpoint(MODELS[model], seed=3, form=form)
+    return with_memory(random_checkpoint(MODELS[model], seed=3, form=form))

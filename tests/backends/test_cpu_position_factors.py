@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +28,7 @@ from roofline.ops.position_factors import PositionFactors  # noqa: E402
 from roofline.ops.rope_tables import RopeTable  # noqa: E402
 from roofline.program import target  # noqa: E402
 from roofline.program.compile import compile_program  # noqa: E402
-from tests.backends.cpu_models import LLAMA  # noqa: E402
+from tests.backends.cpu_models import LLAMA, packed  # noqa: E402
 
 FACTORS = PositionFactors(0.5, 10, 1)
 ISAS = native.isas()
@@ -79,10 +78,8 @@ def executable(isa: str, threads: int) -> CpuExecutable:
     program = compile_program(FAMILY, CFG, source.tensors, target.CPU)
     names = [instr.op for instr in program.body]
     assert (names.count("rope_kv_write"), names.count("qkv_write"), names.count("scale_by_position")) == (1, 1, 1)
-    identity: Future[str] = Future()
-    identity.set_result("7e57" * 16)
     capacity = Capacity(BatchLimits(tokens=64, segments=4, rows=64, pages=16), 64, 16)
-    return CpuExecutable.from_program(program, source, capacity, weights_hash=identity, isa=isa, threads=threads)
+    return packed(program, source, capacity, isa=isa, threads=threads)
 
 
 def computed(model: CpuExecutable, chunk: int) -> np.ndarray:
@@ -109,11 +106,9 @@ def test_two_tables_of_factors_are_refused() -> None:
     source: Any = Weights()
     cfg = replace(CFG, other=PositionFactors(0.5, 12))
     program = compile_program(FAMILY, cfg, source.tensors, target.CPU)
-    identity: Future[str] = Future()
-    identity.set_result("7e57" * 16)
     capacity = Capacity(BatchLimits(tokens=64, segments=4, rows=64, pages=16), 64, 16)
     with pytest.raises(UnsupportedError, match="layers with different factors by position"):
-        CpuExecutable.from_program(program, source, capacity, weights_hash=identity, isa=ISAS[0], threads=1)
+        packed(program, source, capacity, isa=ISAS[0], threads=1)
 
 
 @pytest.mark.parametrize("operation", ["scale_by_position", "rope_write_scaled"])

@@ -1,5 +1,6 @@
 """The cpu backend on whole programs: each instruction against the reference, and equal bits however a text is cut."""
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 native = pytest.importorskip("roofline._native", reason="the C++ core is not built")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cpu_models import MODELS, checkpoint, executable  # noqa: E402
+from cpu_models import MODELS, checkpoint, executable, with_memory  # noqa: E402
 
 from roofline.ops.batch import Segment  # noqa: E402
+from roofline.weights.checkpoint import Checkpoint  # noqa: E402
 from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 
 ISAS = native.isas()
@@ -230,6 +232,20 @@ SHAPES = [
 ]
 
 
+@functools.cache
+def of_shape(model: str, head_dim: int, heads: int, kv_heads: int, window: int | None) -> Checkpoint:
+    """A model whose widths are 128, once for all instruction sets."""
+    shape = {"width": 128, "ffn": 128, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    return with_memory(random_checkpoint({**MODELS[model], **shape, "sliding_window": window}, seed=3, form="F32"))
+
+
+@functools.cache
+def by_single_tokens(source: Checkpoint) -> np.ndarray:
+    """float32 [650, vocab]: what the best kernels make of a text, a token a step."""
+    one, text = executable(source, isa=ISAS[0], tokens=700, pages=64), Text(0, 650, 3)
+    return np.concatenate([logits_of(one, [text.take(1)]) for _ in range(650)])
+
+
 def many_blocks_marks(isa: str, shape: tuple[Any, ...]) -> list[pytest.MarkDecorator]:
     """The portable kernels have one way for all shapes, and take longest: the slow run has them with one."""
     in_soak = isa == "portable" and shape != SHAPES[-1]
@@ -248,11 +264,8 @@ def test_prompts_of_many_blocks_have_the_bits_of_single_tokens(
     isa: str, model: str, head_dim: int, heads: int, kv_heads: int, window: int | None
 ) -> None:
     """Whole blocks of 64 keys and 24 queries together, for which an instruction set may have a way of its own."""
-    shape = {"width": 128, "ffn": 128, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    source = random_checkpoint({**MODELS[model], **shape, "sliding_window": window}, seed=3, form="F32")
-    one, many = (executable(source, isa=name, tokens=700, pages=64) for name in (ISAS[0], isa))
-    text = Text(0, 650, 3)
-    wanted = np.concatenate([logits_of(one, [text.take(1)]) for _ in range(650)])
+    source = of_shape(model, head_dim, heads, kv_heads, window)
+    many, wanted = executable(source, isa=isa, tokens=700, pages=64), by_single_tokens(source)
     assert np.isfinite(wanted).all()
     for cuts in ((650,), (300, 350), (64, 64, 192, 330)):
         text = Text(20, 650, 3)

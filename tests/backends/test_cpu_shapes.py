@@ -34,6 +34,7 @@ from roofline.program.ir import Share  # noqa: E402
 from roofline.weights.checkpoint import Checkpoint  # noqa: E402
 from roofline.weights.random_weights import random_checkpoint  # noqa: E402
 from tests.backends import hybrid_models  # noqa: E402
+from tests.backends.cpu_models import packed  # noqa: E402
 from tests.backends.shaped_models import MODELS, checkpoint  # noqa: E402
 
 ISAS = native.isas()
@@ -44,11 +45,7 @@ IDS = np.random.default_rng(5).integers(0, 200, 70).tolist()
 def executable(source: Checkpoint, isa: str = ISAS[0], threads: int = 2, kv_dtype: str = "bf16") -> CpuExecutable:
     family, config = registry.configure(source.config)
     program = compile_program(family, config, source.tensors, target.with_cache(target.CPU, kv_dtype))
-    identity: Future[str] = Future()
-    identity.set_result("7e57" * 16)
-    return CpuExecutable.from_program(
-        program, source, Capacity(LIMITS, 1024, 64), weights_hash=identity, isa=isa, threads=threads
-    )
+    return packed(program, source, Capacity(LIMITS, 1024, 64), isa=isa, threads=threads)
 
 
 def reference(model: CpuExecutable, source: Checkpoint) -> ReferenceExecutable:

@@ -5,7 +5,6 @@ Quick siblings without transformers are in test_reference_shard.py and test_cpu_
 
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ for folder in ("program", "weights"):  # thread_ranks, gguf_families
 from thread_ranks import Member, Threads  # noqa: E402
 
 from roofline.backends.capacity import Capacity  # noqa: E402
-from roofline.backends.cpu.executable import CpuExecutable  # noqa: E402
 from roofline.backends.reference.executable import ReferenceExecutable  # noqa: E402
 from roofline.models.registry import configure  # noqa: E402
 from roofline.ops.batch import BatchLimits, Segment  # noqa: E402
@@ -31,6 +29,7 @@ from roofline.program.ir import WHOLE, Share  # noqa: E402
 from roofline.program.target import CPU, PLAIN  # noqa: E402
 from roofline.torch.checkpoint import checkpoint_of  # noqa: E402
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint  # noqa: E402
+from tests.backends.cpu_models import packed  # noqa: E402
 from tests.models.parity_cases import CASES, theirs  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -55,10 +54,8 @@ def of_reference(source: Checkpoint, share: Share, group: Member | None) -> Any:
 def of_cpu(source: Checkpoint, share: Share, group: Member | None) -> Any:
     family, config = configure(source.config)
     program = compile_program(family, config, source.tensors, CPU, share=share)
-    identity: Future[str] = Future()
-    identity.set_result("7e57" * 16)
     capacity, isa = Capacity(limits_of(source), 256, 16), native.isas()[0]
-    return CpuExecutable.from_program(program, source, capacity, weights_hash=identity, isa=isa, threads=1, group=group)
+    return packed(program, source, capacity, isa=isa, threads=1, group=group)
 
 
 MakeExecutable = Callable[[Checkpoint, Share, Member | None], Any]

@@ -6,7 +6,6 @@ each of them the text in torch must choose as transformers does too. It alone ch
 """
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
@@ -879,18 +878,14 @@ class OnCpu:
 
     def __init__(self, source: Checkpoint, tokens: int = PROMPT) -> None:
         from roofline._native import isas
-        from roofline.backends.cpu.executable import CpuExecutable
+        from tests.backends.cpu_models import packed
 
         source = latent_form(source, latent=True)  # as a model is loaded on this backend
         family, cfg = configure(source.config)
         program = compile_program(family, cfg, source.tensors, target.CPU)
-        identity: Future[str] = Future()
-        identity.set_result("7e57" * 16)
         limits = BatchLimits(tokens=tokens, segments=1, rows=tokens, pages=16, state_slots=1 if cfg.state_parts else 0)
         capacity = Capacity(limits, min(cfg.max_position, 256), 16)
-        self.model = CpuExecutable.from_program(
-            program, source, capacity, weights_hash=identity, isa=isas()[0], threads=1
-        )
+        self.model = packed(program, source, capacity, isa=isas()[0], threads=1)
         self.at = 0
 
     def step(self, ids: list[int]) -> np.ndarray:

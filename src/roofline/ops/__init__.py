@@ -80,7 +80,9 @@ def __getattr__(name: str) -> object:
 
 
 def load() -> None:
-    """Import every op of ours, which registers it."""
+    """Import every op of ours, which registers it. Passes ask for each instruction: the second time nothing is done."""
+    if globals().keys() >= set(__all__):
+        return
     for name in _MODULES:
         module = import_module(f"roofline.ops.{name}")
         globals().update({name: getattr(module, name) for name in __all__ if hasattr(module, name)})

@@ -54,3 +54,22 @@ def test_a_load_of_what_was_stored_needs_a_barrier(kernels, races):
     assert (y.tolist(), races.barriers) == (x.flip(0).tolist(), 3)
     with pytest.raises(Exception, match="a race"):
         kernels[2][(1,)](x, y, scratch, BLOCK=16, BARRIER=False)
+
+
+def test_shapes_are_checked_and_are_those_of_the_language(interpreted):
+    """Also the second time, when they are remembered."""
+    import triton.language as tl
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="power of 2"):
+            tl.block_type(tl.float32, [4, 3])
+        with pytest.raises(TypeError, match="0d block_type"):
+            tl.block_type(tl.float32, [])
+        block = tl.block_type(tl.float16, [tl.constexpr(4), 8])
+        assert (list(block.shape), block.numel, block.element_ty) == ([4, 8], 32, tl.float16)
+        assert str(block) == "<['4', '8'], fp16>"
+        assert block == tl.block_type(tl.float16, [4, 8]) != tl.block_type(tl.float16, [8, 4])
+        tensor = tl.tensor(None, block)
+        assert ([size.value for size in tensor.shape], tensor.numel.value) == ([4, 8], 32)
+        alone = tl.tensor(None, tl.float32)
+        assert (len(alone.shape), alone.numel.value, alone.dtype) == (0, 1, tl.float32)
