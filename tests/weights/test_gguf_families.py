@@ -17,10 +17,10 @@ from gguf_families import GGUF_CASES, GGUF_ENCODERS, GgufCase, as_it_is, write  
 
 from roofline.common.errors import ConfigError, UnsupportedError  # noqa: E402
 from roofline.weights.checkpoint import open_checkpoint  # noqa: E402
-from roofline.weights.config.to_gguf import to_gguf  # noqa: E402
+from roofline.weights.config.to_gguf import form_of, to_gguf  # noqa: E402
 from roofline.weights.families.table import ARCHITECTURES  # noqa: E402
 from roofline.weights.vectors import recommended_kind  # noqa: E402
-from tests.models.parity_cases import Eager, encoder_of, measure_encoder, on_cpu, theirs  # noqa: E402
+from tests.models.parity_cases import CASES, Eager, encoder_of, measure_encoder, on_cpu, theirs  # noqa: E402
 
 IDS = np.random.default_rng(1).integers(0, 96, 80).tolist()
 
@@ -218,3 +218,19 @@ def test_sizes_of_linear_layers_that_cannot_be_are_refused(
     case = GGUF_CASES["qwen3_5"]
     with pytest.raises(ConfigError, match=message):
         open_checkpoint(write(tmp_path / "model.gguf", theirs(case.config), replace(case, keys={**case.keys, **keys})))
+
+
+@pytest.mark.parametrize(
+    ("name", "feature"),
+    [
+        ("deepseek_v3_half", "halves of a head turned"),
+        ("granitemoehybrid_turned", "bounds of steps"),
+        ("lfm2_biases", "biases"),
+        ("qwen3_next_dense", "no experts"),
+        ("exaone_moe_between", "a dense layer between those of experts"),
+        ("mamba2_groups", "convolutions without a bias"),
+    ],
+)
+def test_what_an_architecture_does_not_compute_is_refused_by_name(name: str, feature: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"model with {feature} is not supported: llama.cpp does not compute"):
+        form_of(CASES[name].config)

@@ -47,14 +47,13 @@ _SAME = 1e-6  # relative difference that float32 numbers in the file bring
 
 def form_of(config: JsonObject) -> GgufForm:
     """How a GGUF file says a configuration. Raises UnsupportedError where none that we write can."""
-    files, what = files_of(config["family"]), f"a GGUF file of a {config['family']} model"
+    files = files_of(config["family"])
     if not isinstance(files, WritesGguf):
-        raise UnsupportedError(what, "llama.cpp has no architecture of that kind", ("safetensors",))
-    form = files.to_gguf(dict(config))
-    if form is None:
-        reason = "llama.cpp's architecture of that kind computes other things than this model's config.json says"
-        raise UnsupportedError(what, reason, ("safetensors",))
-    return form
+        what = f"a GGUF file of a {config['family']} model"
+        raise UnsupportedError(
+            what, "there is no architecture of that kind in the files that we write", ("safetensors",)
+        )
+    return files.to_gguf(dict(config))
 
 
 def read_otherwise(config: JsonObject) -> list[str]:

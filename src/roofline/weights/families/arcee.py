@@ -33,8 +33,9 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return llama.read_gguf(model, "arcee") | _SQUARED
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """llama.cpp reads no bias of this architecture but those of q, k and v."""
-    if config.get("output_bias") or config.get("mlp_bias"):
-        return None
+    gguf_fields.refuse_unsaid(
+        config, {"a bias of o or of the MLP": config.get("output_bias") or config.get("mlp_bias")}
+    )
     return gguf_fields.GgufForm("arcee", "interleaved")

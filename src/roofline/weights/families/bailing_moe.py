@@ -89,16 +89,11 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"qk_norm": True}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of what llama.cpp does not load: a model without norms of q and k, with a head that is the embedding, or
-    with heads that are not together as wide as the model."""
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
     form = routed_fields.routed_to_gguf(config, "bailingmoe2", _ROUTER, "half")
-    if (
-        form is None
-        or not config["qk_norm"]
-        or config["tied"]
-        or config["heads"] * config["head_dim"] != config["width"]
-    ):
-        return None
+    unsaid = {"no norms of q and k": not config["qk_norm"], "a head that is the embedding": config["tied"]}
+    unsaid["heads together of another width than the model"] = config["heads"] * config["head_dim"] != config["width"]
+    gguf_fields.refuse_unsaid(config, unsaid)
     keys = {**form.keys, **gguf_fields.turned_part(config), _SHARED_SIZE: config["ffn"]}
     return gguf_fields.GgufForm(form.architecture, "half", keys)

@@ -218,13 +218,14 @@ def _router(model: gguf_fields.GgufModel, architecture: str) -> GgufRouter:
     return replace(_ROUTER, score="sigmoid") if is_flash else _ROUTER
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """Queries are multiplied in files of Mistral 4 alone; groups are scored by their best two, and neighbours turned,
     in all of them."""
     scaled = bool(config.get("query_beta"))
     form = routed_fields.routed_to_gguf(config, "mistral4" if scaled else "deepseek2", _ROUTER, "interleaved")
     by_best = config.get("groups", 1) > 1 and config.get("group_score") == "best"
     keys = latent_fields.attention_to_gguf(config)
-    if form is None or keys is None or by_best or not config.get("shared_ffn"):
-        return None
+    gguf_fields.refuse_unsaid(
+        config, {"groups chosen by their best expert": by_best, "no shared experts": not config.get("shared_ffn")}
+    )
     return replace(form, keys={**form.keys, **keys})

@@ -60,8 +60,8 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return routed_fields.gguf_routed(model, "dots1", _ROUTER, "half") | {"qk_norm": True}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of what llama.cpp does not compute, or not load: windows, biases, fewer heads of k than of q."""
-    if any(layer_kinds.window_of_each(config)) or config["attention_bias"] or config["kv_heads"] != config["heads"]:
-        return None
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
+    unsaid = {"windows": any(layer_kinds.window_of_each(config)), "biases of attention": config["attention_bias"]}
+    gguf_fields.refuse_unsaid(config, unsaid | {"grouped heads": config["kv_heads"] != config["heads"]})
     return routed_fields.routed_to_gguf(config, "dots1", _ROUTER, "half")

@@ -30,6 +30,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return gguf_fields.read(model, "ernie4_5", "interleaved")
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of a model with biases: llama.cpp computes those of q, k and v alone."""
-    return None if config["attention_bias"] else gguf_fields.GgufForm("ernie4_5", "interleaved")
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
+    gguf_fields.refuse_unsaid(config, {"biases": config["attention_bias"]})
+    return gguf_fields.GgufForm("ernie4_5", "interleaved")

@@ -78,7 +78,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return routed_fields.gguf_routed(model, "ernie4_5_moe", _ROUTER, "interleaved", (_STEP,))
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """Layers without experts stand before all others."""
     form = routed_fields.routed_to_gguf(config, "ernie4_5-moe", _ROUTER, "interleaved")
     return form and gguf_fields.GgufForm(form.architecture, "interleaved", {**form.keys, _STEP: 1})

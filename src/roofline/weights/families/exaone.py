@@ -60,7 +60,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return gguf_fields.read(model, "exaone", "half")
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of a model with biases: llama.cpp has none for it."""
-    biased = config["attention_bias"] or config.get("mlp_bias")
-    return None if biased else gguf_fields.GgufForm("exaone", "half")
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
+    gguf_fields.refuse_unsaid(config, {"biases": config["attention_bias"] or config.get("mlp_bias")})
+    return gguf_fields.GgufForm("exaone", "half")

@@ -60,9 +60,11 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"qk_norm": True, "turning": [not window or bool(each) for each in windows]}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of a model without windows that has as many layers as the one with them."""
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
     windows = layer_kinds.window_of_each(config)
-    if not any(windows) and config["layers"] == _LAYERS_WITH_WINDOWS:
-        return None
+    gguf_fields.refuse_unsaid(
+        config,
+        {f"{_LAYERS_WITH_WINDOWS} layers and no window": not any(windows) and config["layers"] == _LAYERS_WITH_WINDOWS},
+    )
     return gguf_fields.GgufForm("exaone4", "half", gguf_fields.window_keys(windows))

@@ -77,12 +77,11 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"qk_norm": True, "turning": [bool(each) for each in windows]}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of a model without windows, which llama.cpp does not load."""
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
     windows = layer_kinds.window_of_each(config)
     form = routed_fields.routed_to_gguf(config, "exaone-moe", _ROUTER, "half")
-    if form is None or not any(windows):
-        return None
+    gguf_fields.refuse_unsaid(config, {"no window": not any(windows)})
     keys = {**form.keys, **gguf_fields.window_keys(windows)}
     if (config["rope_scaling"] or {}).get("rope_type", "llama3") == "llama3":  # which is a tensor
         keys["rope.scaling.type"] = "none"

@@ -156,10 +156,13 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | ({"mlp_bias": True} if "layers.0.mlp.up.bias" in model.shapes else {})
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """What llama.cpp reads besides; None for what it has not, and for what one matrix cannot hold twice."""
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not, and for what one
+    matrix cannot hold twice."""
     plain = all(factor == 1 for stretches in gguf_factors(config).values() for _, factor in stretches)
     biased = config["attention_bias"] or config.get("mlp_bias")
-    if config.get("scan_norm") == "before" or not scans.has_gguf_form(config) or (config["tied"] and not plain):
-        return None
-    return None if biased and not plain else gguf_fields.GgufForm("falcon-h1", "half", scans.gguf_keys(config))
+    unsaid = {"a norm before the gate": config.get("scan_norm") == "before", **scans.unsaid(config)}
+    unsaid["multipliers, and a head that is the embedding"] = config["tied"] and not plain
+    unsaid["multipliers and biases"] = biased and not plain
+    gguf_fields.refuse_unsaid(config, unsaid)
+    return gguf_fields.GgufForm("falcon-h1", "half", scans.gguf_keys(config))

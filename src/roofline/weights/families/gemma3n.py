@@ -198,10 +198,9 @@ def _part(deviations: float) -> float:
     return round(NormalDist().cdf(deviations), 6)
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """A layer that scales its active stream is the only kind there is."""
-    if not config.get("scales_active", True):
-        return None
+    gguf_fields.refuse_unsaid(config, {"a stream that is not scaled": not config.get("scales_active", True)})
     windows = layer_kinds.window_of_each(config)
     cuts = [
         NormalDist().inv_cdf(part) if part else _NOWHERE for part in config.get("sparsity") or [0.0] * config["layers"]

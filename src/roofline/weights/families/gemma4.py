@@ -359,12 +359,13 @@ def _of_factors(fields: Fields, factors: np.ndarray | None, dim: int, scaling: C
     return {"rope_type": PROPORTIONAL, "partial_rotary_factor": 2 * turned / dim} if turned < dim // 2 else None
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """llama.cpp has no layers of this architecture without their factor, nor scalings beside the turned part."""
     windows = layer_kinds.window_of_each(config)
     scaling = config["rope_scaling"] or {}
-    if scaling.get("factor", 1.0) != 1.0 or not any(windows):
-        return None
+    gguf_fields.refuse_unsaid(
+        config, {"a factor of rope": scaling.get("factor", 1.0) != 1.0, "no window": not any(windows)}
+    )
     dims = (config["global_head_dim"], config["head_dim"])
     kv_heads = (config["global_kv_heads"], config["kv_heads"])
     ffns = [config["ffn"]] * config["layers"]
@@ -385,8 +386,7 @@ def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
     keys |= gguf_fields.window_keys(windows) | {_CAP: float(config.get("logit_cap", 0.0))}
     if config.get("experts"):
         keys |= experts_to_gguf(config) | {_EXPERT_FFN: config["expert_ffn"]}
-    if scaling and scaling["rope_type"] != PROPORTIONAL:
-        return None
+    gguf_fields.refuse_unsaid(config, {"rope that is scaled": scaling and scaling["rope_type"] != PROPORTIONAL})
     turned = int(scaling.get("partial_rotary_factor", 1.0) * dims[0] // 2)
     factors = np.array([1.0] * turned + [_FAR] * (dims[0] // 2 - turned), np.float32)  # llama.cpp asks for them
     return gguf_fields.GgufForm("gemma4", "half", keys, rope_factors=factors)

@@ -94,7 +94,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"attention_bias": biased(model, "attn.q", "attn.k", "attn.v"), "qk_norm": qk_norm}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """A part of each head may be turned."""
     form = routed_fields.routed_to_gguf(config, "glm4moe", _ROUTER, "half")
     return form and gguf_fields.GgufForm(form.architecture, "half", {**form.keys, **gguf_fields.turned_part(config)})

@@ -136,11 +136,11 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """What llama.cpp reads besides; None for what it has not."""
-    twice = config["inner"] == 2 * config["width"]  # as it asks for
-    if not any(config["recurrent"]) or not twice or not scans.has_gguf_form(config):
-        return None
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
+    unsaid = {"no scan": not any(config["recurrent"]), **scans.unsaid(config)}
+    unsaid["scans that are not twice as wide as the model"] = config["inner"] != 2 * config["width"]
+    gguf_fields.refuse_unsaid(config, unsaid)
     keys = granite.multiplier_keys(config) | scans.gguf_keys(config)
     keys |= {_HEADS: [0 if scan else config["kv_heads"] for scan in config["recurrent"]]}
     keys |= {_TURNS: config.get("positions", "rope") == "rope"}

@@ -73,6 +73,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"qk_norm": True, "attention_bias": biased(model, "attn.q", "attn.k", "attn.v")}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of a model with biases: such files have no place for that of o."""
-    return None if config["attention_bias"] else gguf_fields.GgufForm("hunyuan-dense", "half")
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
+    gguf_fields.refuse_unsaid(config, {"biases of attention": config["attention_bias"]})
+    return gguf_fields.GgufForm("hunyuan-dense", "half")

@@ -69,8 +69,9 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"qk_norm": True, "shared_ffn": config["shared_ffn"] or config["ffn"]}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of a model with biases."""
-    if config["attention_bias"] or config["shared_ffn"] != config["ffn"]:
-        return None
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
+    other = config["shared_ffn"] != config["ffn"]
+    unsaid = {"biases of attention": config["attention_bias"], "a shared expert of another width": other}
+    gguf_fields.refuse_unsaid(config, unsaid)
     return routed_fields.routed_to_gguf(config, "hunyuan-moe", _ROUTER, "half")

@@ -79,9 +79,8 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | ({"dense": dense, "dense_ffn": ffn} if dense else {})
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of a model with biases."""
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
     form = routed_fields.routed_to_gguf({**config, "dense": []}, "hy_v3", _ROUTER, "half")
-    if form is None or config["attention_bias"]:
-        return None
+    gguf_fields.refuse_unsaid(config, {"biases of attention": config["attention_bias"]})
     return gguf_fields.GgufForm("hy_v3", "half", {**form.keys, "expert_shared_count": None})

@@ -148,10 +148,11 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """What llama.cpp reads besides; None for what it has not."""
-    if not config.get("conv_bias", True) or config["inner"] != 2 * config["width"]:  # as it asks for
-        return None
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
+    unsaid = {"convolutions without a bias": not config.get("conv_bias", True)}
+    unsaid["scans that are not twice as wide as the model"] = config["inner"] != 2 * config["width"]
+    gguf_fields.refuse_unsaid(config, unsaid)
     keys = scans.sizes_to_hf(config, _GGUF_SIZES)
     keys |= {_HEADS: [0 if scan else config["kv_heads"] for scan in config["recurrent"]]}
     keys |= {"rope.freq_base": None, "rope.dimension_count": None}

@@ -192,13 +192,17 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """What llama.cpp reads besides; None for what it has not."""
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
     experts, wide = bool(config.get("experts")), config["heads"] * config["head_dim"] != config["width"]
     scored = config.get("renormalise", True) and config.get("choice_bias") and config.get("routed_scale", 1.0) == 1.0
     first = list(config.get("dense", ())) == list(range(len(config.get("dense", ()))))
-    if config.get("conv_bias") or wide or (experts and not (scored and first)):
-        return None
+    unsaid = {"biases": config.get("conv_bias"), "heads together of another width than the model": wide}
+    unsaid["weights of experts that are scaled, do not add up to 1, or are chosen without a bias"] = (
+        experts and not scored
+    )
+    unsaid["a dense layer between those of experts"] = experts and not first
+    gguf_fields.refuse_unsaid(config, unsaid)
     keys: Config = {_TAPS: config.get("taps", 3)}
     keys[_HEADS] = [0 if conv else config["kv_heads"] for conv in config["recurrent"]]
     if not experts:

@@ -94,11 +94,12 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return ours
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """What llama.cpp reads besides; None for what it has not."""
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
     norms = config.get("scan_norms") == "plain"
-    other_eps = norms and config["scan_eps"] != config["norm_eps"]
-    if not config.get("conv_bias", True) or config["inner"] != 2 * config["width"] or other_eps:
-        return None
+    unsaid = {"convolutions without a bias": not config.get("conv_bias", True)}
+    unsaid["scans that are not twice as wide as the model"] = config["inner"] != 2 * config["width"]
+    unsaid["another epsilon in the scans' norms"] = norms and config["scan_eps"] != config["norm_eps"]
+    gguf_fields.refuse_unsaid(config, unsaid)
     keys = {key: config[ours] for ours, key in _GGUF_KEYS.items()} | {_NORMED: norms}
     return gguf_fields.GgufForm("mamba", "half", scan_models.gguf_keys(config) | keys)

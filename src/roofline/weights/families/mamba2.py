@@ -49,8 +49,8 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return scan_models.from_gguf(model, "mamba2", scans.GGUF_HONOURED) | scans.from_gguf(model.fields)
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """What llama.cpp reads besides; None for what it has not."""
-    if not scans.has_gguf_form(config) or not config.get("conv_bias", True):
-        return None
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
+    without = not config.get("conv_bias", True)
+    gguf_fields.refuse_unsaid(config, {"convolutions without a bias": without, **scans.unsaid(config)})
     return gguf_fields.GgufForm("mamba2", "half", scan_models.gguf_keys(config) | scans.gguf_keys(config))

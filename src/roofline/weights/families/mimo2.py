@@ -155,12 +155,14 @@ def _qkv() -> tuple[str, ...]:
     return "attn.q", "attn.k", "attn.v"
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of what such files cannot say."""
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
     form = routed_fields.routed_to_gguf({**config, "dense": []}, "mimo2", _ROUTER, "half")
     windows = layer_kinds.window_of_each(config)
-    if form is None or not any(windows) or config.get("routed_scale", 1.0) != 1.0:
-        return None
+    gguf_fields.refuse_unsaid(
+        config,
+        {"no window": not any(windows), "weights of experts that are scaled": config.get("routed_scale", 1.0) != 1.0},
+    )
     heads = [config["window_kv_heads"] if window else config["kv_heads"] for window in windows]
     keys = {**form.keys, **gguf_fields.window_keys(windows), **gguf_fields.turned_part(config)}
     keys |= {"attention.head_count_kv": heads, "attention.value_length": config["value_dim"]}

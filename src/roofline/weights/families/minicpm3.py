@@ -87,15 +87,20 @@ def _with_values(model: gguf_fields.GgufModel, dim: int) -> gguf_fields.GgufMode
     return replace(model, fields=model.fields.changed({"attention.value_length": dim}))
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """How a file says a configuration, whose multipliers are those that llama.cpp has; None where it has no place for
-    it."""
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration, whose multipliers are those that llama.cpp has. Raises UnsupportedError
+    where it has no place for it."""
     keys = {"rope.dimension_count": config["rotary_dim"], "attention.kv_lora_rank": config["kv_rank"]}
     keys |= {"attention.q_lora_rank": config["q_rank"], "attention.key_length": config["head_dim"]}
     keys["attention.value_length"] = config["value_dim"]  # the converter leaves it out where llama.cpp derives it
     scaling = config["rope_scaling"] or {}
-    if not config["q_rank"] or scaling.get("rope_type") not in (None, LONGROPE):
-        return None
+    gguf_fields.refuse_unsaid(
+        config,
+        {
+            "queries that are not compressed": not config["q_rank"],
+            "another scaling of rope": scaling.get("rope_type") not in (None, LONGROPE),
+        },
+    )
     if not scaling:
         return gguf_fields.GgufForm("minicpm3", "half", keys)
     factors = {key: np.array(scaling[key], np.float32) for key in ("short_factor", "long_factor")}

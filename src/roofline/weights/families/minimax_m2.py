@@ -71,7 +71,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"qk_norm": True, "wide_qk_norm": True}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """A part of each head may be turned."""
     form = routed_fields.routed_to_gguf(config, "minimax-m2", _ROUTER, "half")
     return form and gguf_fields.GgufForm(form.architecture, "half", {**form.keys, **gguf_fields.turned_part(config)})

@@ -88,10 +88,12 @@ def from_gguf(model: GgufModel, architecture: str) -> Config:
     return config | {"positions": "learned" if learned else "alibi", "bias": biased(model, "attn.qkv")}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """How a file says a configuration: the kind of the norm and the activation are no keys, but of the architecture."""
-    if config["positions"] == "rope" or config.get("rms") or config.get("gated"):
-        return None
+    gguf_fields.refuse_unsaid(
+        config,
+        {"rope": config["positions"] == "rope", "RMS norms": config.get("rms"), "a gated MLP": config.get("gated")},
+    )
     keys = dict.fromkeys(("rope.dimension_count", "rope.freq_base"))
     alibi = ALIBI_BIAS_MAX if config["positions"] == "alibi" else 0
     return gguf_fields.GgufForm("mpt", "half", {**keys, _ALIBI: float(alibi)}, gguf_fields.EPSILON)

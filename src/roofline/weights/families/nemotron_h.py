@@ -76,6 +76,7 @@ _DEFAULTS |= {"ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 6
 _DEFAULTS |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 7688}
 _DEFAULTS |= {"moe_shared_expert_intermediate_size": 7688}
 _SIZES = {"scan_heads": "mamba_num_heads", "groups": "n_groups", "states": "ssm_state_size", "taps": "conv_kernel"}
+_OF_EXPERTS = ("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
 _OLDER = {"mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias"}
 _OLDER |= {"mamba_dt_limit": "time_step_limit"}
 _SCAN, _ATTENTION, _SPARSE, _DENSE = "linear_attention", "full_attention", "moe", "mlp"
@@ -112,6 +113,8 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     sparse = [i for i, kind in enumerate(kinds) if kind == _SPARSE]
     if sparse:
         ours |= {"sparse": sparse} | _experts(fields)
+    for key in _OF_EXPERTS:
+        fields.values.get(key)  # is of no account where there are no experts
     return checked(fields, ours | _scans(fields), hf_fields.SPELLED | {"norm_eps": "layer_norm_epsilon"})
 
 
@@ -256,14 +259,13 @@ def _by_layer(fields: Fields, key: str, layers: int) -> list[int]:
     return numbers[: max(0, layers)]
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """What llama.cpp reads besides; None for what it has not: an MLP beside experts, other activations, groups."""
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
     dense, sparse = config.get("dense", ()), config.get("sparse", ())
     grouped = config.get("expert_groups", 1) > 1
-    if config.get("activation") != "relu_squared" or (dense and sparse) or (sparse and grouped):
-        return None
-    if not scans.has_gguf_form(config) or (sparse and not config.get("shared_ffn")):
-        return None
+    unsaid = {"another activation": config.get("activation") != "relu_squared", **scans.unsaid(config)}
+    unsaid |= {"MLPs and experts": dense and sparse, "groups of experts": sparse and grouped}
+    gguf_fields.refuse_unsaid(config, unsaid | {"no shared experts": sparse and not config.get("shared_ffn")})
     kinds, inner = _kinds_of(config), config["ffn"]
     keys = scans.gguf_keys(config) | {"rope.scaling.finetuned": False}
     keys |= {_FFN: [inner if kind in (_DENSE, _SPARSE) else 0 for kind in kinds], "rope.freq_base": None}

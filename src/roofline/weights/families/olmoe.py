@@ -48,8 +48,8 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"qk_norm": True, "wide_qk_norm": True}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
-    """None of what llama.cpp does not load: biases, fewer heads of k than of q."""
-    if config["attention_bias"] or config["kv_heads"] != config["heads"]:
-        return None
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
+    """Return how a file says a configuration. Raises UnsupportedError for what llama.cpp has not."""
+    unsaid = {"biases of attention": config["attention_bias"], "grouped heads": config["kv_heads"] != config["heads"]}
+    gguf_fields.refuse_unsaid(config, unsaid)
     return routed_fields.routed_to_gguf(config, "olmoe", _ROUTER, "half")

@@ -89,8 +89,9 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"attention_bias": architecture == "qwen2", "qk_norm": architecture != "qwen2"}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """Qwen2 has biases of q, k and v, Qwen3 norms of q and k; files have no name for another pair of these."""
-    if bool(config["attention_bias"]) == bool(config["qk_norm"]):
-        return None
+    biased, normed = bool(config["attention_bias"]), bool(config["qk_norm"])
+    both = "biases and norms of q and k" if biased else "neither biases nor norms of q and k"
+    gguf_fields.refuse_unsaid(config, {both: biased == normed})
     return gguf_fields.GgufForm("qwen3" if config["qk_norm"] else "qwen2", "half")

@@ -223,16 +223,17 @@ def _gguf_recurrent(fields: Fields, layers: int) -> list[bool]:
     return kinds[:layers]
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """What llama.cpp reads besides."""
     architecture = "qwen35moe" if config.get("experts") else "qwen35"
     return hybrid_to_gguf(config, architecture, {"rope.dimension_sections": [11, 11, 10, 0]})
 
 
-def hybrid_to_gguf(config: Config, architecture: str, keys: Config) -> gguf_fields.GgufForm | None:
-    """The inverse of `hybrid_from_gguf`; None for models that such files cannot say."""
-    if config["key_dim"] != config["value_dim"] or (config.get("experts") and not config.get("renormalise", True)):
-        return None
+def hybrid_to_gguf(config: Config, architecture: str, keys: Config) -> gguf_fields.GgufForm:
+    """The inverse of `hybrid_from_gguf`. Raises UnsupportedError for what such files cannot say."""
+    unsaid = {"values of another width than keys": config["key_dim"] != config["value_dim"]}
+    unscaled = config.get("experts") and not config.get("renormalise", True)
+    gguf_fields.refuse_unsaid(config, unsaid | {"weights of experts that do not add up to 1": unscaled})
     keys = keys | {key: config[name] for key, name in _GGUF_LINEAR.items()} | gguf_fields.turned_part(config)
     keys |= {"ssm.inner_size": config["value_heads"] * config["value_dim"]}
     recurrent = list(config["recurrent"])

@@ -72,6 +72,7 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return qwen3_5.hybrid_from_gguf(model, _TYPE, experts=True)
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """llama.cpp has the architecture with experts alone."""
-    return qwen3_5.hybrid_to_gguf(config, "qwen3next", {}) if config.get("experts") else None
+    gguf_fields.refuse_unsaid(config, {"no experts": not config.get("experts")})
+    return qwen3_5.hybrid_to_gguf(config, "qwen3next", {})

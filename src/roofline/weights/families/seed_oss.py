@@ -38,8 +38,9 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | {"attention_bias": biased(model, "attn.q", "attn.k", "attn.v")}
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """Biases of q, k and v are tensors alone; such files have no others."""
-    if config.get("output_bias") or config.get("mlp_bias"):
-        return None
+    gguf_fields.refuse_unsaid(
+        config, {"a bias of o or of the MLP": config.get("output_bias") or config.get("mlp_bias")}
+    )
     return gguf_fields.GgufForm("seed_oss", "half")

@@ -173,9 +173,10 @@ class FamilyFiles(Protocol):
 
 @runtime_checkable
 class WritesGguf(Protocol):
-    """The same of families whose GGUF files we write. to_gguf: how a file says a configuration; None where none can."""
+    """The same of families whose GGUF files we write. to_gguf: how a file says a configuration; raises
+    UnsupportedError where none can."""
 
-    def to_gguf(self, config: Config) -> GgufForm | None: ...
+    def to_gguf(self, config: Config) -> GgufForm: ...
 
 
 def module(name: str) -> FamilyFiles:

@@ -36,10 +36,8 @@ def from_gguf(model: gguf_fields.GgufModel, architecture: str) -> Config:
     return config | latent_fields.gguf_attention(model, config)
 
 
-def to_gguf(config: Config) -> gguf_fields.GgufForm | None:
+def to_gguf(config: Config) -> gguf_fields.GgufForm:
     """DeepSeek's architecture, all of whose layers are dense."""
     keys = latent_fields.attention_to_gguf(config)
-    if keys is None:
-        return None
     sizes = {"leading_dense_block_count": config["layers"], "expert_feed_forward_length": config["ffn"]}
     return gguf_fields.GgufForm("deepseek2", "interleaved", keys | sizes | {"expert_shared_count": 0})

@@ -99,6 +99,19 @@ class GgufForm:
     rope_factors: np.ndarray | None = None
 
 
+def refuse_unsaid(config: Config, features: Mapping[str, object]) -> None:
+    """Raise UnsupportedError for the first feature that a model has and llama.cpp's architecture of its kind has not.
+
+    features: what it is called -> whether the model has it.
+    """
+    for name, there in features.items():
+        if there:
+            what = f"a GGUF file of a {config['family']} model with {name}"
+            raise UnsupportedError(
+                what, "llama.cpp does not compute that in its architecture of this kind", ("safetensors",)
+            )
+
+
 def read(
     model: GgufModel, family: str, rope_style: str, honoured: Collection[str] = (), epsilon: str = RMS_EPSILON
 ) -> Config:

@@ -168,14 +168,14 @@ def gguf_attention(model: gguf_fields.GgufModel, config: Config) -> Config:
     return sizes
 
 
-def attention_to_gguf(config: Config) -> Config | None:
-    """The inverse; None for what such files cannot say: another pair of dimensions turned together, or a YaRN that
-    changes the length of what it turns."""
+def attention_to_gguf(config: Config) -> Config:
+    """The inverse. Raises UnsupportedError for what such files cannot say."""
     scaling, rank, turned = config["rope_scaling"] or {}, config["kv_rank"], config["rotary_dim"]
     weight = scaling.get("mscale_all_dim", 0.0)
     is_yarn = scaling.get("rope_type") == "yarn"
-    if config["rope_style"] == "half" or (is_yarn and not 0 < weight == scaling.get("mscale")):
-        return None
+    stretched = is_yarn and not 0 < weight == scaling.get("mscale")
+    unsaid = {"halves of a head turned": config["rope_style"] == "half", "YaRN that changes lengths": stretched}
+    gguf_fields.refuse_unsaid(config, unsaid)
     keys: Config = {_KV_RANK: rank, _Q_RANK: config.get("q_rank", 0), "rope.dimension_count": turned}
     keys |= {"attention.head_count_kv": 1, _KEY: rank + turned, _VALUE: rank}
     keys |= {f"{_KEY}_mla": config["head_dim"], f"{_VALUE}_mla": config["value_dim"]}

@@ -228,15 +228,18 @@ def _shared(fields: Fields, router: GgufRouter, ffn: int) -> int:
     return expert_size(fields, _SHARED_SIZE) if size else 0
 
 
-def routed_to_gguf(
-    config: Config, architecture: str, router: GgufRouter, rope_style: str
-) -> gguf_fields.GgufForm | None:
-    """The inverse of `gguf_routed`; None for what such files cannot say."""
+def routed_to_gguf(config: Config, architecture: str, router: GgufRouter, rope_style: str) -> gguf_fields.GgufForm:
+    """The inverse of `gguf_routed`. Raises UnsupportedError for what such files cannot say."""
     shared, dense = config.get("shared_ffn", 0), leading(config)
     score, norm = config.get("score", "softmax"), config.get("renormalise", True)
-    unsaid = (not router.reads_score and score != router.score) or (not router.reads_norm and norm != router.norm)
-    if dense is None or unsaid or (shared and not router.shared) or (dense and not router.dense):
-        return None
+    unsaid: dict[str, object] = {f"scores of experts by {score}": not router.reads_score and score != router.score}
+    unsaid["weights of experts that " + ("add up to 1" if norm else "do not add up to 1")] = (
+        not router.reads_norm and norm != router.norm
+    )
+    unsaid["a dense layer between those of experts"] = dense is None
+    unsaid |= {"shared experts": shared and not router.shared, "dense layers": dense and not router.dense}
+    unsaid["shared experts that are no multiple of the others"] = router.shared == "count" and shared % config["ffn"]
+    gguf_fields.refuse_unsaid(config, unsaid)
     keys = experts_to_gguf(config) | {"feed_forward_length": config.get("dense_ffn") or config["ffn"]}
     keys |= {_SIZE: config["ffn"]} if router.own_size else {}
     keys |= {_DENSE_COUNT: dense} if router.dense else {}
@@ -246,8 +249,6 @@ def routed_to_gguf(
     keys |= {_SCALE: scale} if router.reads_norm or scale != 1.0 else {}
     keys |= {_GROUPS: groups, _KEPT: config.get("kept_groups", 1)} if router.groups or groups > 1 else {}
     keys |= {_FURTHER: 0} if router.further else {}
-    if router.shared == "count" and shared % config["ffn"]:
-        return None
     keys |= {_SHARED_COUNT: shared // config["ffn"]} if router.shared and shared % config["ffn"] == 0 else {}
     keys |= {_SHARED_SIZE: shared} if router.shared == "size" else {}
     return gguf_fields.GgufForm(architecture, rope_style, keys)

@@ -143,9 +143,10 @@ def gguf_keys(config: Config) -> Config:
     return sizes_to_hf(config, {ours: key for key, ours in _GGUF_KEYS.items()})
 
 
-def has_gguf_form(config: Config) -> bool:
-    """Whether GGUF files can say of such layers all that there is: they have no bounds of steps."""
-    return config.get("most_step") is None and not config.get("least_step") and not config.get("scan_bias")
+def unsaid(config: Config) -> dict[str, object]:
+    """Return what GGUF files cannot say of such layers, and whether it is there."""
+    bounded = config.get("most_step") is not None or config.get("least_step")
+    return {"bounds of steps": bounded, "biases of scans": config.get("scan_bias")}
 
 
 def refuse_biases(fields: Fields, key: str) -> None:
