@@ -46,10 +46,12 @@ def small(name: str) -> dict[str, Any]:
 def _as_gguf(path: Path, config: dict[str, Any], form: str, tokenizer: dict[str, object]) -> Path:
     """Random weights in a format, by the writer of GGUF files."""
     from roofline.weights.config.to_gguf import form_of, to_gguf
+    from roofline.weights.gguf_form import gguf_form
     from roofline.weights.gguf_tensors import gguf_tensors
+    from roofline.weights.latent_form import latent_config
 
-    config = config | {"rope_style": form_of(config).rope_style}
-    made = random_weights.random_checkpoint(config, 0, form)
+    config = latent_config(config | {"rope_style": form_of(config).rope_style}, latent=True)
+    made = gguf_form(random_weights.random_checkpoint(config, 0, form))
     metadata, factors = to_gguf(config, {name: info.shape for name, info in made.tensors.items()})
     assert not factors
     tensors = gguf_tensors(config, list(made.tensors.values()))
@@ -87,6 +89,11 @@ WRITTEN = (
     "exaone4",
     "hunyuan",
 )
+# The same, in float32: they have rows that are no whole blocks.
+IN_FLOAT32 = (
+    *("qwen3_5", "gemma3n", "deepseek_v3", "mistral4", "glm4_moe", "lfm2_moe"),
+    *("granitemoehybrid", "nemotron_h", "jamba"),
+)
 
 
 def ggufs(folder: Path) -> Iterator[Path]:
@@ -97,6 +104,8 @@ def ggufs(folder: Path) -> Iterator[Path]:
         if name == "gemma3":
             config |= {"query_scalar": float(config["head_dim"])}
         yield _as_gguf(folder / f"{name}.gguf", config, forms[number % len(forms)], byte_tokenizer(320))
+    for name in IN_FLOAT32:
+        yield _as_gguf(folder / f"{name}.gguf", small(name), "F32", byte_tokenizer(320))
     for name, fields in (
         ("mixtral", {"experts": 4, "experts_per_token": 2}),
         ("qwen_moe", {"experts": 4, "experts_per_token": 2, "qk_norm": True, "renormalise": True}),
