@@ -5,8 +5,10 @@ import random
 import re
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -403,10 +405,25 @@ def test_a_beginning_that_does_not_have_the_form_is_refused_with_the_place(warm,
     assert not warm.has_work
 
 
-def test_a_beginning_is_refused_also_where_its_form_is_compiled_while_it_waits():
+class LaterGrammar(Future[Any]):
+    """A compiled form that is not ready when it is asked for the first time."""
+
+    def __init__(self, grammar: Future[Any]) -> None:
+        super().__init__()
+        self._asked = False
+        grammar.add_done_callback(lambda ready: self.set_result(ready.result()))
+
+    def done(self) -> bool:
+        before, self._asked = self._asked, True
+        return before and super().done()
+
+
+def test_a_beginning_is_refused_also_where_its_form_is_compiled_while_it_waits(monkeypatch):
     engine = engine_of()
-    form = replace(Constraint.of_choice(["yes", "no"]), begun="ya")
-    _, last = answers(engine, {"r": ([1, 2, 3], SamplingParams(constraint=form))})["r"]
+    form, compile_form = replace(Constraint.of_choice(["yes", "no"]), begun="ya"), engine.compile
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "compile", lambda constraint: LaterGrammar(compile_form(constraint)))
+        _, last = answers(engine, {"r": ([1, 2, 3], SamplingParams(constraint=form))})["r"]
     assert (last.finish_reason, last.refused) == ("error", "constraint")
     assert "'a' cannot come behind 'y'" in last.error
     assert "--reasoning-parser" not in last.error

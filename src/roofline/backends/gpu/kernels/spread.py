@@ -15,7 +15,8 @@ from roofline.backends.gpu.signatures import Compilation, pointers
 from roofline.hardware.chips.chips import Chip
 from roofline.ops.norms import LEAST_SQUARE
 
-LIKE, ABOVE = "like_norm", "above_spread"
+LIKE = "like_norm"
+ABOVE = "above_spread"
 
 
 @triton.jit
