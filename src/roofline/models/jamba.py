@@ -3,7 +3,7 @@
 Sources: Lieber et al. 2024 (Jamba), and the configurations published with the weights of Jamba 1.5.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from roofline import ops
@@ -31,11 +31,6 @@ class Config(mamba.MambaConfig, routed.Config):
         """The first layer that computes what this one does, with weights of its own."""
         kinds = [(self.recurrent[i], i in self.dense) for i in range(layer + 1)]
         return kinds.index(kinds[layer])
-
-    def first(self, layers: int) -> "Config":
-        """The configuration of a model of which only the first so many layers are left."""
-        dense = tuple(layer for layer in self.dense if layer < layers)
-        return replace(self, layers=layers, recurrent=self.recurrent[:layers], dense=dense)
 
 
 def check(cfg: Config) -> None:

@@ -101,9 +101,8 @@ class RankCuts:
     def _demand(self, instr: Instr) -> None:
         """Record what the rank's columns of the result need: columns of the operands, rows of the weights."""
         cut, split = self.values.get(instr.output.name), self.split(instr)
-        is_summed = (
-            split == "row" and cut is not None and width_of(cut) == instr.output.type.width
-        )  # all of it is there
+        # The sum over ranks is whole, also where a reader takes all of its columns one by one.
+        is_summed = split == "row" and cut is not None and width_of(cut) == instr.output.type.width
         if (split in ("column", "expert_column")) != (cut is not None) and split and not is_summed:
             what = f"{instr.weights[0]}, split by {split},"
             raise UnsupportedError(what, f"its result is {'cut' if cut else 'wanted whole'}", [ALONE])
