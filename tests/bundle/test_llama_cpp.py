@@ -196,3 +196,11 @@ def visible_spaces_json(rows: int, prefixed: bool) -> dict[str, Any]:
             **{"vocab": {token: at for at, token in enumerate(tokens)}, "merges": merges},
         },
     }
+
+
+def test_layers_that_share_other_keys_than_llama_cpp_has_are_told(llama_cpp: LlamaCpp, tmp_path: Path) -> None:
+    config = CONFIGS["gemma4"] | {"vocab": 320, "layer_vocab": 320, "layers": 6, "sharing_layers": 2}
+    file = written(tmp_path, theirs(config | {"layer_windows": [9, 9, 0, 9, 9, 0]}))
+    assert any("llama.cpp ends itself" in note for note in read_otherwise(open_checkpoint(file).config))
+    with pytest.raises(AssertionError):
+        llama_cpp.logits(file, IDS)

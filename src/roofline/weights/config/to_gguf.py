@@ -74,6 +74,9 @@ def read_otherwise(config: JsonObject) -> list[str]:
     if form.architecture == "gemma3n" and config.get("sharing_layers"):
         what = "without keys and values of the layers that read those of others, which this model does not have"
         notes.append(f"{unloaded} {what}")
+    if form.architecture == "gemma4" and not _shares_as_llama_cpp(config):
+        what = "llama.cpp ends itself over the architecture gemma4 where keys and values are read of other layers than"
+        notes.append(f"{what} the last two that have some, the first of them with a window")
     if form.architecture == "gemma3n" and config["logit_cap"] != _CAP_OF_GEMMA3N:
         notes.append(
             f"llama.cpp caps the logits of the architecture gemma3n at {_CAP_OF_GEMMA3N:g}, whatever a file says"
@@ -89,6 +92,14 @@ def read_otherwise(config: JsonObject) -> list[str]:
         what = f"llama.cpp norms the compressed rows of attention with an epsilon of {config['norm_eps']:g}"
         notes.append(f"{what}, as other rows, and not with {ROW_EPS:g}: its logits differ a little")
     return notes
+
+
+def _shares_as_llama_cpp(config: JsonObject) -> bool:
+    """Whether the layers that read the keys and values of others read those that llama.cpp takes: of the two before
+    them the first where a layer has a window, and the second where it has none."""
+    sharing, windows = config.get("sharing_layers", 0), config.get("layer_windows") or ()
+    before = windows[: config["layers"] - sharing][-2:]
+    return not sharing or [window > 0 for window in before] == [True, False]
 
 
 def to_gguf(
