@@ -88,6 +88,8 @@ def test_modules_that_guess_further_tokens_are_not_read() -> None:
 
 def test_a_gguf_file_says_no_factor_of_experts_and_no_layers_alike() -> None:
     config = dict(CASES["mimo_v2_flash"].config)
-    assert to_gguf(config) is not None
-    assert to_gguf(config | {"routed_scale": 2.5}) is None
-    assert to_gguf(config | {"layer_windows": [], "sliding_window": None}) is None
+    assert to_gguf(config).architecture == "mimo2"
+    with pytest.raises(UnsupportedError, match="weights of experts that are scaled"):
+        to_gguf(config | {"routed_scale": 2.5})
+    with pytest.raises(UnsupportedError, match="no window"):
+        to_gguf(config | {"layer_windows": [], "sliding_window": None})
