@@ -92,8 +92,10 @@ class Converter:
     def __init__(self) -> None:
         import pytest  # as a program, this file needs neither pytest nor the tools' folder
 
+        from tests.judges import require
         from tools.llama_cpp_source import FOLDER
 
+        require("xllamacpp")  # it comes with the other judges, in whose run all of these tests are
         if not FOLDER.is_dir():
             pytest.skip(f"{FOLDER} is not here: python -m tools.llama_cpp_source")
         call, pipe = [sys.executable, __file__, str(FOLDER)], subprocess.PIPE
