@@ -37,7 +37,7 @@ def small(name: str) -> dict[str, Any]:
         config |= {"layers": 3, "recurrent": [True, False, False], "dense": [2]}
     for key in ("sparsity", "layer_ffns"):
         if config.get(key):
-            config[key] = config[key][: config["layers"]]
+            config[key] = (config[key] * config["layers"])[: config["layers"]]
     if config.get("sharing_layers"):
         config["sharing_layers"] = 0
     return config | ({"sliding_window": 9, "layer_windows": ()} if config.get("layer_windows") else {})
