@@ -193,20 +193,25 @@ def test_chunks_and_neighbours_change_no_bit_of_quantised_models(name: str, form
     assert np.concatenate([chunked[:17], chunked[17:39], chunked[39:]]).tobytes() == whole.tobytes()
 
 
+def staged_steps(stages: list[Any]) -> np.ndarray:
+    """Return the logits of CHUNKS, float32 [rows, vocab], through stages that hand rows on."""
+    rows = []
+    for segments, wanted in CHUNKS:
+        carried: dict[str, Any] = {}
+        for stage in stages:
+            stage.batch.fill(segments, wanted)
+            carried = {stage.program.logits: stage.run(carried)}
+        rows.append(next(iter(carried.values())).numpy())
+    return np.concatenate(rows)
+
+
 def test_stages_have_the_bits_of_one_process_though_one_keeps_no_state() -> None:
     """Layers of state, attention, state: a stage has both kinds, one has no cache, and of three stages one no state."""
     source = source_of(FAMILIES["qwen3_5"])
     alone = steps(executable("reference", source), CHUNKS)
     for stages in (2, 3):
         made = [executable("reference", source, Share(0, 1, number, stages)) for number in range(stages)]
-        rows = []
-        for segments, wanted in CHUNKS:
-            carried: dict[str, Any] = {}
-            for stage in made:
-                stage.batch.fill(segments, wanted)
-                carried = {stage.program.logits: stage.run(carried)}
-            rows.append(next(iter(carried.values())).numpy())
-        assert np.concatenate(rows).tobytes() == alone.tobytes()
+        assert staged_steps(made).tobytes() == alone.tobytes()
         assert [stage.slot_bytes > 0 for stage in made] == [True, stages == 2, True][:stages]
 
 
@@ -215,15 +220,9 @@ def test_stages_of_ranks_have_the_bits_of_ranks(name: str) -> None:
     source = source_of(FAMILIES[name])
 
     def staged(member: Member) -> np.ndarray:
-        made = [executable("reference", source, Share(member.rank, 2, number, 2), member) for number in range(2)]
-        rows = []
-        for segments, wanted in CHUNKS:
-            carried: dict[str, Any] = {}
-            for stage in made:
-                stage.batch.fill(segments, wanted)
-                carried = {stage.program.logits: stage.run(carried)}
-            rows.append(next(iter(carried.values())).numpy())
-        return np.concatenate(rows)
+        return staged_steps(
+            [executable("reference", source, Share(member.rank, 2, number, 2), member) for number in range(2)]
+        )
 
     alone = together("reference", source, 2, CHUNKS)[0][0]
     assert all(rows.tobytes() == alone.tobytes() for rows in Threads(2).run(staged))

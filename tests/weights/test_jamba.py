@@ -8,6 +8,7 @@ import pytest
 from roofline.common.errors import ConfigError, RooflineError, UnsupportedError
 from roofline.models.registry import configure
 from roofline.weights.config.hf import from_hf
+from roofline.weights.families import jamba
 
 transformers = pytest.importorskip("transformers", reason="its classes say which layers attend")
 
@@ -84,3 +85,17 @@ def test_layers_that_mix_or_choose_otherwise_are_not_alike() -> None:
     cfg = configure(from_hf(PATH, fields))[1]
     assert [cfg.alike(layer) for layer in range(4)] == [0, 1, 2, 1]
     assert cfg.first(3) == configure(from_hf(PATH, fields | {"num_hidden_layers": 3}))[1]
+
+
+def test_adapters_leave_out_the_module_that_transformers_passes_by() -> None:
+    torch = pytest.importorskip("torch", reason="transformers' model runs in it")
+    sizes = {"num_hidden_layers": 5, "vocab_size": 99, "intermediate_size": 64, "mamba_dt_rank": 4, "num_experts": 1}
+    config = transformers.CONFIG_MAPPING["jamba"](**JAMBA | sizes, num_experts_per_tok=1, use_mamba_kernels=False)
+    model, called = transformers.AutoModelForCausalLM.from_config(config).eval(), set[str]()
+    mixer = model.model.layers[0].mamba
+    for name in ("in_proj", "x_proj", "dt_proj", "out_proj"):
+        getattr(mixer, name).register_forward_hook(lambda *_, name=name: called.add(name))
+    with torch.no_grad():
+        model(torch.tensor([[1, 2, 3]]))
+    assert called == {"in_proj", "x_proj", "out_proj"}
+    assert jamba.NAMES.unadapted == ("ssm.dt",)

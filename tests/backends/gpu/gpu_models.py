@@ -45,6 +45,17 @@ def exact_whole(gpu):
     return ids, whole
 
 
+def check_exact_steps(gpu):
+    """Check that the bits of a text's logits do not depend on chunks, on single tokens, or on a prompt beside them."""
+    ids, whole = exact_whole(gpu)
+    logits(gpu, [Segment(ids[:16], 0, [5, 6])])
+    for position in range(16, 20):
+        alone = logits(gpu, [Segment(ids[position : position + 1], position, [5, 6])])
+    assert np.array_equal(whole[0], alone[0])
+    beside = logits(gpu, [Segment(ids[19:], 19, [5, 6]), Segment(ids[:18], 0, [7, 8])])  # of attention, two launches
+    assert np.array_equal(whole[0], beside[0])
+
+
 def time_ops(executable):
     """Run the step and return (op, seconds on the device) for each instruction."""
     executable.clocks(True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps, time_ops
+from gpu_models import LIMITS, LLAMA, check_exact_steps, distance, exact_whole, logits, steps, time_ops
 
 from roofline.backends.base import FindsDamage
 from roofline.backends.options import LoadOptions
@@ -171,13 +171,7 @@ def test_the_tensor_that_holds_no_numbers_is_found(name, damage):
 @pytest.mark.slow
 def test_exact_steps_do_not_depend_on_company_or_chunks():
     gpu, _ = models("llama", exact=True)
-    ids, whole = exact_whole(gpu)
-    logits(gpu, [Segment(ids[:16], 0, [5, 6])])
-    for position in range(16, 20):
-        alone = logits(gpu, [Segment(ids[position : position + 1], position, [5, 6])])
-    assert np.array_equal(whole[0], alone[0])
-    beside = logits(gpu, [Segment(ids[19:], 19, [5, 6]), Segment(ids[:18], 0, [7, 8])])  # of attention, two launches
-    assert np.array_equal(whole[0], beside[0])
+    check_exact_steps(gpu)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from gpu_loading import pretend
-from gpu_models import LIMITS, LLAMA, distance, exact_whole, logits, steps
+from gpu_models import LIMITS, LLAMA, check_exact_steps, distance, logits, steps
 
 from roofline import bundle
 from roofline.backends.compressed_rows import holds_compressed_rows
@@ -131,13 +131,7 @@ def test_rows_in_8_bits_equal_the_reference(chip):
 @pytest.mark.slow
 def test_exact_steps_do_not_depend_on_company_or_chunks():
     gpu, _ = executables(exact=True)
-    ids, whole = exact_whole(gpu)
-    logits(gpu, [Segment(ids[:16], 0, [5, 6])])
-    for position in range(16, 20):
-        alone = logits(gpu, [Segment(ids[position : position + 1], position, [5, 6])])
-    assert np.array_equal(whole[0], alone[0])
-    beside = logits(gpu, [Segment(ids[19:], 19, [5, 6]), Segment(ids[:18], 0, [7, 8])])  # of attention, two launches
-    assert np.array_equal(whole[0], beside[0])
+    check_exact_steps(gpu)
 
 
 def test_what_the_kernel_does_not_have_is_refused():

@@ -28,7 +28,6 @@ _DEFAULTS: dict[str, object] = {"vocab_size": 128_000, "hidden_size": 4096, "int
 _DEFAULTS |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
 _DEFAULTS |= {"max_position_embeddings": 262_144, "mamba_n_heads": 128, "mamba_n_groups": 1}
 _DEFAULTS |= {"mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2}
-_SIZES = {"scan_heads": "mamba_n_heads", "groups": "mamba_n_groups", "states": "mamba_d_state", "taps": "mamba_d_conv"}
 _TURNED, _ROTARY = 0.5, "attn_rotary_emb"
 _BIASES = ("attention_bias", "mlp_bias")
 
@@ -46,17 +45,7 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     if beyond is not None:
         fields.refuse("attn_layer_indices", f"{beyond} is not the number of one of {ours['layers']} layers")
     ours["recurrent"] = [layer not in attending for layer in range(ours["layers"])]
-    return checked(fields, ours | _scans(fields, ours["width"]), hf_fields.SPELLED)
-
-
-def _scans(fields: Fields, width: int) -> Config:
-    scans.refuse_biases(fields, "mamba_proj_bias")
-    ours = scans.read_sizes(fields, _SIZES)
-    ours["inner"] = scans.expanded(fields, "mamba_expand", width)
-    scans.check_sizes(fields, ours, "mamba_n_heads", "mamba_n_groups")
-    scans.check_head(fields, ours, "mamba_d_head")
-    ours["conv_bias"] = fields.get("mamba_conv_bias", bool, True)
-    return ours | scans.step_bounds(fields, "time_step_limit")
+    return checked(fields, ours | scans.hf_scans(fields, ours["width"]), hf_fields.SPELLED)
 
 
 def to_hf(config: Config) -> Config:
@@ -64,7 +53,7 @@ def to_hf(config: Config) -> Config:
     turned = config.get("rotary_dim") or config["head_dim"]
     fields = hf_fields.to_hf({**config, "rotary_dim": turned}, "bamba", "Bamba")
     return fields | {
-        **scans.sizes_to_hf(config, _SIZES),
+        **scans.sizes_to_hf(config, scans.HF_SIZES),
         "attention_bias": config["attention_bias"],
         "mlp_bias": config.get("mlp_bias", False),
         "attn_layer_indices": [layer for layer, scan in enumerate(config["recurrent"]) if not scan],

@@ -75,7 +75,6 @@ _DEFAULTS: dict[str, object] = {"vocab_size": 128_000, "hidden_size": 4096, "int
 _DEFAULTS |= {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
 _DEFAULTS |= {"max_position_embeddings": 8192, "mamba_d_ssm": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1}
 _DEFAULTS |= {"mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2}
-_SIZES = {"scan_heads": "mamba_n_heads", "groups": "mamba_n_groups", "states": "mamba_d_state", "taps": "mamba_d_conv"}
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("projectors_bias", "mamba_proj_bias"), (False,)),
     "mamba_use_mlp": (True,),  # of the first files; nobody reads it
@@ -112,7 +111,7 @@ def _list(fields: Fields, key: str, count: int) -> list[float]:
 
 
 def _scans(fields: Fields, width: int) -> Config:
-    ours = scans.read_sizes(fields, _SIZES)
+    ours = scans.read_sizes(fields, scans.HF_SIZES)
     if fields.values.get("mamba_d_ssm") is None:
         fields = fields.changed({"mamba_d_ssm": scans.expanded(fields, "mamba_expand", width)})
     ours |= scans.read_sizes(fields, {"inner": "mamba_d_ssm"})
@@ -126,7 +125,7 @@ def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
     norm = config.get("scan_norm", "none")
     return hf_fields.to_hf(config, "falcon_h1", "FalconH1") | {
-        **scans.sizes_to_hf(config, _SIZES),
+        **scans.sizes_to_hf(config, scans.HF_SIZES),
         **{key: config.get(ours, 1.0) for ours, key in _MULTIPLIERS.items()},
         "mlp_multipliers": [config.get(name, 1.0) for name in _MLP],
         "ssm_multipliers": list(config.get(_PARTS, (1.0,) * 5)),

@@ -40,7 +40,6 @@ NAMES = replace(
 )
 _DEFAULTS = granite_moe.DEFAULTS | {"shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1}
 _DEFAULTS |= {"mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2}
-_SIZES = {"scan_heads": "mamba_n_heads", "groups": "mamba_n_groups", "states": "mamba_d_state", "taps": "mamba_d_conv"}
 # Names of before -> today's; today's stand for themselves.
 _KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
 
@@ -68,7 +67,7 @@ def from_hf(fields: Fields, model_type: str) -> Config:
     else:
         ours = _dense(fields, "granite_hybrid", shared)
     ours |= {"positions": "rope" if turns else "none", "recurrent": [kind == "linear_attention" for kind in types]}
-    return checked(fields, ours | _scans(fields, ours["width"]), hf_fields.SPELLED)
+    return checked(fields, ours | scans.hf_scans(fields, ours["width"]), hf_fields.SPELLED)
 
 
 def _dense(fields: Fields, family: str, ffn: int) -> Config:
@@ -77,23 +76,13 @@ def _dense(fields: Fields, family: str, ffn: int) -> Config:
     return granite.decoder(fields, family)
 
 
-def _scans(fields: Fields, width: int) -> Config:
-    scans.refuse_biases(fields, "mamba_proj_bias")
-    ours = scans.read_sizes(fields, _SIZES)
-    ours["inner"] = scans.expanded(fields, "mamba_expand", width)
-    scans.check_sizes(fields, ours, "mamba_n_heads", "mamba_n_groups")
-    scans.check_head(fields, ours, "mamba_d_head")
-    ours["conv_bias"] = fields.get("mamba_conv_bias", bool, True)
-    return ours | scans.step_bounds(fields, "time_step_limit")
-
-
 def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
     fields = hf_fields.to_hf(config, "granitemoehybrid", "GraniteMoeHybrid")
     experts = config.get("experts", 0)
     return fields | {
         **{key: config[key] for key in granite.MULTIPLIERS},
-        **scans.sizes_to_hf(config, _SIZES),
+        **scans.sizes_to_hf(config, scans.HF_SIZES),
         "attention_bias": config["attention_bias"],
         "num_local_experts": experts,
         "num_experts_per_tok": config.get("experts_per_token", 0),

@@ -40,6 +40,7 @@ NAMES = TensorNames(
     parted=scans.PARTED,
     hf_apart=_apart,
     joined=mamba.joined,
+    unadapted=scans.PASSED_BY,
     gguf_negated=scans.NEGATED,
     gguf_joined=mamba.NAMES.gguf_joined,
 )

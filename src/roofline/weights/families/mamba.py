@@ -43,7 +43,7 @@ NAMES = TensorNames(
     bare=bare_names("mixer"),
     parted=scans.PARTED,
     joined=joined,
-    unadapted=(*scans.UNADAPTED, "ssm.dt"),  # transformers multiplies with the weight of dt_proj past its module
+    unadapted=(*scans.UNADAPTED, *scans.PASSED_BY),
     gguf_negated=scans.NEGATED,
     gguf_joined=("ssm.in", "ssm.steps_bc"),
 )

@@ -13,6 +13,14 @@ from roofline.weights.families.shared.tensor_names import JoinedRows
 NEGATED = ("ssm.a_log",)
 PARTED = ("ssm.conv",)
 JOINED_GGUF = ("ssm.in",)
+# What families call the sizes of Mamba-2's layers that stand beside attention.
+HF_SIZES = {
+    "scan_heads": "mamba_n_heads",
+    "groups": "mamba_n_groups",
+    "states": "mamba_d_state",
+    "taps": "mamba_d_conv",
+}
+PASSED_BY = ("ssm.dt",)  # transformers multiplies with the weight of dt_proj past its module
 UNADAPTED = ("ssm.o",)  # PEFT 0.21.2 refuses out_proj of these types, which kernels read without its module
 _DEFAULTS = {"taps": 4, "groups": 1}  # of the models' configurations
 _MOST = 1 << 20  # of each size
@@ -103,6 +111,17 @@ def check_head(fields: Fields, config: Config, key: str) -> None:
     size = fields.values.get(key)
     if size not in (None, "auto") and fields.checked(key, size, int) != config["inner"] // config["scan_heads"]:
         fields.refuse(key, f"{size} times {config['scan_heads']} heads are not {config['inner']} channels")
+
+
+def hf_scans(fields: Fields, width: int) -> Config:
+    """Return what config.json says of Mamba-2's layers beside attention of Granite 4 and Bamba."""
+    refuse_biases(fields, "mamba_proj_bias")
+    ours = read_sizes(fields, HF_SIZES)
+    ours["inner"] = expanded(fields, "mamba_expand", width)
+    check_sizes(fields, ours, "mamba_n_heads", "mamba_n_groups")
+    check_head(fields, ours, "mamba_d_head")
+    ours["conv_bias"] = fields.get("mamba_conv_bias", bool, True)
+    return ours | step_bounds(fields, "time_step_limit")
 
 
 def step_bounds(fields: Fields, key: str) -> Config:
