@@ -113,8 +113,9 @@ def said(error: str, meeting_of: Meeting, folder: Path) -> RooflineError | None:
     return explained(RuntimeError(error), small.config(folder, folder / "run", dist_timeout=20), world)
 
 
-def test_ranks_that_hang_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two have waited in vain, one has lost another that did, and one hangs."""
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_ranks_that_hang_are_named_once(lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two have waited in vain, one has lost another that did, whichever it is, and one hangs."""
     monkeypatch.setattr(meeting, "ANSWER_SECONDS", 1.0)
     places = [Meeting(rank, 4, 20, tmp_path / "store") for rank in (1, 2, 3)]
     results: dict[int, RooflineError | None] = {}
@@ -122,16 +123,24 @@ def test_ranks_that_hang_are_named_once(tmp_path: Path, monkeypatch: pytest.Monk
     def run(place: Meeting, text: str) -> None:
         results[place.rank] = said(text, place, tmp_path)
 
-    texts = (LATE, LATE, "gloo: Connection closed by peer")
+    texts = [LATE if place.rank != lost else "gloo: Connection closed by peer" for place in places]
     threads = [threading.Thread(target=run, args=pair) for pair in zip(places, texts, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert str(results[1]).startswith("process 0 of 4 has not answered for 20 s (dist_timeout): stopped, stuck or cut")
-    assert type(results[1]) is RooflineError
-    assert isinstance(results[2], SaidElsewhere)
-    assert str(results[3]).startswith("another process of this run has ended")
+    speaker, listener = sorted({1, 2, 3} - {lost})
+    assert str(results[speaker]).startswith("process 0 of 4 has not answered for 20 s (dist_timeout): stopped, stuck")
+    assert type(results[speaker]) is RooflineError
+    assert isinstance(results[listener], SaidElsewhere)
+    assert isinstance(results[lost], SaidElsewhere)
+
+
+def test_a_process_that_has_ended_is_told_by_those_that_lost_it(tmp_path: Path) -> None:
+    lone = Meeting(1, 3, 20, tmp_path / "store")
+    result = said("gloo: Connection closed by peer", lone, tmp_path)
+    assert type(result) is RooflineError
+    assert str(result).startswith("another process of this run has ended")
 
 
 def test_where_all_answer_nobody_is_named(tmp_path: Path) -> None:

@@ -65,14 +65,30 @@ class Meeting:
 
         def ask() -> None:
             self.store.set(f"late/{self.rank}", "")
-            silent[:] = self._without("late", ANSWER_SECONDS)
+            self.store.set(f"well/{self.rank}", "")
+            silent[:] = self._without("well", ANSWER_SECONDS)
 
         self._within(2 * ANSWER_SECONDS, ask)
         return list(silent)
 
+    def late(self, seconds: float = 0.0) -> list[int]:
+        """Return the ranks that have waited in vain and have said so, as soon as one has, or after so many seconds."""
+        late: list[int] = []
+
+        def ask() -> None:
+            deadline = time.monotonic() + seconds
+            while True:
+                late[:] = [rank for rank in range(self.size) if self.store.check([f"late/{rank}"])]
+                if late or time.monotonic() > deadline:
+                    return
+                time.sleep(_POLL)
+
+        self._within(seconds + ANSWER_SECONDS, ask)
+        return list(late)
+
     def answer(self) -> None:
         """Tell ranks that have waited in vain that this one is well."""
-        self._within(ANSWER_SECONDS, lambda: self.store.set(f"late/{self.rank}", ""))
+        self._within(ANSWER_SECONDS, lambda: self.store.set(f"well/{self.rank}", ""))
 
     @staticmethod
     def _within(seconds: float, ask: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ from roofline.common.errors import RooflineError, SaidElsewhere
 from roofline.common.files import cause_of
 from roofline.train.config.schema import TrainConfig
 from roofline.train.memory.exhausted import is_out_of_memory, out_of_memory
+from roofline.train.parallel import meeting
 from roofline.train.parallel.processes import World
 from roofline.train.run_folder import folder_of
 from roofline.train.storage.store import StoreError
@@ -35,7 +36,7 @@ def explained(error: Exception, config: TrainConfig, world: World) -> RooflineEr
 
 
 def _waited_in_vain(config: TrainConfig, world: World) -> RooflineError:
-    """The ranks that do not answer, said by the first one that does."""
+    """Return the error that names the ranks which do not answer; the first rank that has waited in vain says it."""
     silent = world.meeting.silent() if world.meeting is not None else []
     seconds = f"{config.dist_timeout:g} s (dist_timeout)"
     if not silent:
@@ -49,11 +50,19 @@ def _waited_in_vain(config: TrainConfig, world: World) -> RooflineError:
         f"{said} not answered for {seconds}: stopped, stuck or cut off; end what is left of it, and autoresume=true "
         "goes on from the last checkpoint"
     )
-    speaker = min(rank for rank in range(world.size) if rank not in silent)
+    late = world.meeting.late() if world.meeting is not None else []
+    speaker = min(late or [rank for rank in range(world.size) if rank not in silent])
     return RooflineError(message) if world.rank == speaker else SaidElsewhere(message)
 
 
 def _lost(world: World) -> RooflineError:
+    """Return the error of a rank whose connection to another one has ended.
+
+    A rank that has waited in vain for a third one closes its connections: it names that one, and this rank is silent.
+    """
+    message = "another process of this run has ended; what it said stands above"
     if world.meeting is not None:
         world.meeting.answer()
-    return RooflineError("another process of this run has ended; what it said stands above")
+        if world.meeting.late(meeting.ANSWER_SECONDS):
+            return SaidElsewhere(message)
+    return RooflineError(message)
