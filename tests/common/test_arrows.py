@@ -27,7 +27,8 @@ for room, lower in (
     ("train", ("bundle",)),
     ("server", ("engine",)),
     ("torch", ("server",)),
-    ("bench", ("train", "torch")),
+    ("deploy", ("server",)),
+    ("bench", ("train", "torch", "deploy")),
     ("cli", ("bench",)),
 ):
     BELOW[room] = set(lower).union(*(BELOW[below] for below in lower))
@@ -49,6 +50,7 @@ NO_TORCH = (
     "bundle",
     "engine",
     "server",
+    "deploy",
     "bench",
     "cli",
     "program",
