@@ -12,7 +12,7 @@ from roofline.bench.plan.fleet.figures import FleetFigures, Times
 from roofline.bench.plan.fleet.fleet import is_exact, plan_fleet
 from roofline.bench.plan.fleet.lengths import Requests
 from roofline.bench.plan.fleet.prompts import Prompts
-from roofline.bench.plan.fleet.replicas import DRAINING, FAILED, OFF, STARTING, UP, Replicas
+from roofline.bench.plan.fleet.replicas import DRAINING, FAILED, OFF, STARTING, UP, Replicas, WaitingState
 from roofline.bench.plan.fleet.routing import Router
 from roofline.bench.plan.fleet.service import Service
 from roofline.bench.plan.fleet.simulate import Simulation
@@ -166,19 +166,19 @@ def test_scaling_keeps_to_its_bounds_and_takes_its_time() -> None:
     replicas = Replicas(spec, "utilisation", most_running=10)
     load = np.full(20, 0)
     load[:10] = 9
-    replicas.advance(10.0, 1.0, load, 0)  # 90 requests at 5 a replica: 18
+    replicas.advance(10.0, 1.0, load, WaitingState())  # 90 requests at 5 a replica: 18
     assert (replicas.state == STARTING).sum() == 8
     assert len(replicas.up) == 10
-    replicas.advance(34.0, 1.0, load, 0)
+    replicas.advance(34.0, 1.0, load, WaitingState())
     assert len(replicas.up) == 10
-    replicas.advance(35.0, 1.0, load, 0)
+    replicas.advance(35.0, 1.0, load, WaitingState())
     assert len(replicas.up) == 18
     load[:] = 0
     load[0] = 1
-    replicas.advance(60.0, 1.0, load, 0)  # one request: the least
+    replicas.advance(60.0, 1.0, load, WaitingState())  # one request: the least
     assert len(replicas.up) == 4
     assert 0 in replicas.up or replicas.state[0] == DRAINING
-    replicas.advance(61.0, 1.0, load, 0)
+    replicas.advance(61.0, 1.0, load, WaitingState())
     assert (replicas.state == OFF).sum() >= 15
 
 
@@ -187,23 +187,57 @@ def test_scaling_by_the_queue_adds_while_requests_wait() -> None:
     spec = FleetSpec(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {
         "replicas": ReplicaSpec(start=10, least=2, most=20, start_seconds=0.0)
     })  # fmt: skip
-    replicas, busy = Replicas(spec, "queue", most_running=10), np.full(20, 5)
-    replicas.advance(10.0, 1.0, busy, 4)
+    replicas, busy = Replicas(spec, "queue", most_running=10), np.full(20, 3)
+    replicas.advance(10.0, 1.0, busy, WaitingState(4))
     assert (replicas.state == STARTING).sum() == 0
-    replicas.advance(20.0, 1.0, busy, 6)
+    replicas.advance(20.0, 1.0, busy, WaitingState(6))
     assert (replicas.state == STARTING).sum() == 1
-    replicas.advance(30.0, 1.0, busy, 60)
+    replicas.advance(30.0, 1.0, busy, WaitingState(60))
     assert (replicas.state == STARTING).sum() == 6
     fixed = Replicas(spec, "fixed", most_running=10)
-    fixed.advance(30.0, 1.0, busy, 1000)
+    fixed.advance(30.0, 1.0, busy, WaitingState(1000))
     assert (fixed.state == UP).sum() == 10
+
+
+def test_scaling_by_latency_sees_what_waits_and_when_first_tokens_came() -> None:
+    policies = PolicySpec(utilisation=1.0, queue_seconds=2.0, first_token_seconds=3.0, calm_seconds=20.0, interval=10.0)
+    spec = fleet(1, 60, replicas=2, policies=policies)
+    spec = FleetSpec(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {
+        "replicas": ReplicaSpec(start=2, most=20, start_seconds=0.0)
+    })  # fmt: skip
+    replicas, load = Replicas(spec, "latency", most_running=10), np.full(20, 0)
+    load[0] = 3
+    replicas.advance(10.0, 1.0, load, WaitingState(3, 1.9, lambda: 2.9))
+    assert (replicas.state == STARTING).sum() == 0
+    replicas.advance(20.0, 1.0, load, WaitingState(3, 2.1, lambda: None))
+    assert (replicas.state == STARTING).sum() == 2
+    replicas.advance(30.0, 1.0, load, WaitingState(3, 0.0, lambda: 3.1))
+    assert (replicas.state == STARTING).sum() == 4
+    replicas.advance(40.0, 1.0, load, WaitingState())
+    assert (replicas.state == UP).sum() == 8
+    replicas.advance(60.0, 1.0, load, WaitingState())
+    assert (replicas.state == UP).sum() == 4
+
+
+def test_a_fleet_that_is_scaled_by_latency_keeps_its_first_tokens() -> None:
+    """Two replicas cannot keep up with what comes: what waits is what adds others."""
+    policies = PolicySpec(utilisation=1.0, queue_seconds=0.5, calm_seconds=60.0, interval=1.0)
+    spec = fleet(300.0, 60, replicas=2, policies=policies)
+    spec = FleetSpec(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {
+        "replicas": ReplicaSpec(start=2, most=40, start_seconds=2.0)
+    })  # fmt: skip
+    scaled, fixed = (Simulation(spec, SERVICE, "least-loaded", scaling).run() for scaling in ("latency", "fixed"))
+    assert fixed.ttft.percentile(95) > 4
+    assert scaled.ttft.percentile(95) < 2
+    assert 2 < scaled.most_replicas < 40
+    assert scaled.refused < fixed.refused / 5
 
 
 def test_failures_come_at_their_rate_and_are_repaired() -> None:
     spec = fleet(1, 60, replicas=1000, failures=FailureSpec(hours_between=1.0, repair_seconds=100.0))
     replicas, load = Replicas(spec, "fixed", most_running=10), np.zeros(1000, np.int64)
     for second in range(3600):
-        replicas.advance(float(second), 1.0, load, 0)
+        replicas.advance(float(second), 1.0, load, WaitingState())
     there = 1 / (1 + 100 / 3600)
     assert replicas.failures == pytest.approx(1000 * there, rel=0.1)
     assert (replicas.state == FAILED).sum() == pytest.approx(1000 * (1 - there), rel=0.5)

@@ -1,12 +1,24 @@
 """The states of a fleet's replicas: starting, up, draining, failed, off; what scaling decides and failures do."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
-from roofline.bench.plan.fleet.spec import FleetSpec, Scaling
+from roofline.bench.plan.fleet.spec import FleetSpec, Scaling, targets_of
+from roofline.deploy.scaling import FleetLoad, ScalingMemory, decide
 
 OFF, STARTING, UP, DRAINING, FAILED = range(5)
-SHRINK = 0.05  # of the replicas that are up, which scaling by the queue ends at most at a time
-GROW = 0.10  # of them, that it adds at least
+
+
+@dataclass(frozen=True)
+class WaitingState:
+    """The requests that wait in a fleet, as its scaling sees them. first_token_seconds: 95th percentile of the first
+    tokens since it was looked at last; None: there were none."""
+
+    count: int = 0
+    oldest_seconds: float = 0.0
+    first_token_seconds: Callable[[], float | None] = lambda: None
 
 
 class Replicas:
@@ -15,7 +27,8 @@ class Replicas:
     switched off. most_running: requests that one computes at the same time."""
 
     def __init__(self, spec: FleetSpec, scaling: Scaling, most_running: int) -> None:
-        self._spec, self._scaling, self._most_running = spec, scaling, most_running
+        self._spec, self._most_running = spec, most_running
+        self._targets, self._memory = targets_of(spec, scaling), ScalingMemory()
         self.state = np.full(spec.most, OFF, np.int8)
         self.state[: spec.replicas.start] = UP
         self.ready = np.zeros(spec.most)
@@ -30,7 +43,7 @@ class Replicas:
         """Replicas that cost money: all but those that are off."""
         return int((self.state != OFF).sum())
 
-    def advance(self, now: float, seconds: float, load: np.ndarray, waiting: int) -> np.ndarray:
+    def advance(self, now: float, seconds: float, load: np.ndarray, waiting: WaitingState) -> np.ndarray:
         """Let a slice begin. load: int64 [most], requests that each has; waiting: of all these, those that wait.
         Returns the replicas that fail now, int64 [n]."""
         due = ((self.state == STARTING) | (self.state == FAILED)) & (self.ready <= now)
@@ -40,7 +53,7 @@ class Replicas:
         self.state[empty] = OFF
         self.gone = np.flatnonzero(empty)
         failed = self._fail(now, seconds)
-        if now - self._decided >= self._spec.policies.interval and self._scaling != "fixed":
+        if now - self._decided >= self._spec.policies.interval and self._targets is not None:
             self._decided = now
             self._scale(now, load, waiting)
             changed = True
@@ -60,12 +73,23 @@ class Replicas:
         self.failures += count
         return failed
 
-    def _scale(self, now: float, load: np.ndarray, waiting: int) -> None:
+    def _scale(self, now: float, load: np.ndarray, waiting: WaitingState) -> None:
         """Start or end replicas, as many as the policy wants."""
-        counted = (self.state == UP) | (self.state == STARTING)  # a failed one comes back by itself
-        there = int(counted.sum())
-        goal = self._goal(there, int(load.sum()), waiting)
-        goal = min(max(goal, self._spec.least), self._spec.most)
+        assert self._targets is not None, "the fleet is scaled"
+        starting = int((self.state == STARTING).sum())  # a failed one comes back by itself
+        there = int((self.state == UP).sum()) + starting
+        fleet_load = FleetLoad(
+            seconds=now,
+            up=there - starting,
+            starting=starting,
+            slots=self._most_running,
+            running=int(load.sum()) - waiting.count,
+            waiting=waiting.count,
+            queue_seconds=waiting.oldest_seconds,
+            first_token_seconds=waiting.first_token_seconds(),
+        )
+        decision = decide(self._targets, fleet_load, self._memory)
+        goal, self._memory = decision.replicas, decision.memory
         if goal > there:
             idle = np.flatnonzero(self.state == DRAINING)[: goal - there]
             self.state[idle] = UP  # those that drain are nearest
@@ -78,14 +102,3 @@ class Replicas:
             least = up[np.argsort(load[up], kind="stable")][: min(there - goal, max(0, len(up) - 1))]
             self.state[least] = DRAINING
             self.ended += len(least)
-
-    def _goal(self, there: int, requests: int, waiting: int) -> int:
-        """Replicas that the policy would have, where `there` are up or start."""
-        policies, room = self._spec.policies, self._most_running
-        if self._scaling == "utilisation":
-            return int(np.ceil(requests / (room * policies.utilisation)))
-        if waiting > policies.queue * there:
-            return there + max(1, int(GROW * there), waiting // room)
-        if waiting == 0 and requests < there * room * policies.utilisation:
-            return there - int(SHRINK * there)
-        return there

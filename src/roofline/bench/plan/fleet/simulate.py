@@ -10,7 +10,7 @@ from roofline.bench.plan.fleet.caches import Caches
 from roofline.bench.plan.fleet.figures import FleetFigures, Times
 from roofline.bench.plan.fleet.lengths import Requests
 from roofline.bench.plan.fleet.prompts import Prompts
-from roofline.bench.plan.fleet.replicas import Replicas
+from roofline.bench.plan.fleet.replicas import Replicas, WaitingState
 from roofline.bench.plan.fleet.routing import Router
 from roofline.bench.plan.fleet.service import Service
 from roofline.bench.plan.fleet.spec import FleetSpec, Routing, Scaling
@@ -36,6 +36,7 @@ class Simulation:
         self._caches = Caches(spec.most, service.cache_tokens, traffic.prefixes, traffic.prefix_tokens)
         self._prompts = Prompts(service, spec.most)
         self._ttft, self._tpot = Times(), Times()
+        self._lately = Times()  # times to the first token since scaling looked at them last
         self._came = self._refused = self._resent = self._tokens = self._hits = self._looked_up = 0
 
     def run(self) -> FleetFigures:
@@ -76,7 +77,7 @@ class Simulation:
 
     def _slice(self, now: float, seconds: float) -> None:
         load = self._answers.running + self._waits
-        failed = self._replicas.advance(now, seconds, load, len(self._waiting))
+        failed = self._replicas.advance(now, seconds, load, self._waiting_state(now))
         self._caches.drop(self._replicas.gone)
         lost = self._fail(failed) if len(failed) else 0
         coming = self._come(now, seconds, load, lost)
@@ -85,6 +86,16 @@ class Simulation:
         before = self._answers.running.copy()
         self._end(self._answers.advance(progress, now, seconds))
         self._ended = before - self._answers.running
+
+    def _waiting_state(self, now: float) -> WaitingState:
+        """Return what scaling may look at; the first tokens only where it does, and then from that moment on anew."""
+
+        def first_token_seconds() -> float | None:
+            times, self._lately = self._lately, Times()
+            return times.percentile(95) if times.count else None
+
+        oldest = now - float(self._waiting.arrived.min()) if len(self._waiting) else 0.0
+        return WaitingState(len(self._waiting), oldest, first_token_seconds)
 
     def _fail(self, failed: np.ndarray) -> int:
         """What failed replicas had is lost: how many requests are sent again."""
@@ -149,6 +160,7 @@ class Simulation:
         decode = self._service.decode_step(np.maximum(decoding, 1))
         progress = np.where(running + count > 0, prompts.steps + (seconds - prompts.seconds) / decode, 0.0)
         self._ttft.add(prompts.first - admitted.arrived)
+        self._lately.add(prompts.first - admitted.arrived)
         distance = (prompts.first - now) / seconds * progress[admitted.replica] + admitted.answer - 1
         self._answers.add(admitted.replica, distance, prompts.first, admitted.answer)
         rows, first = (

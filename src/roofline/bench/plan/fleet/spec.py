@@ -1,6 +1,7 @@
 """The TOML file that describes a fleet."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,9 +10,10 @@ import msgspec
 from roofline.common.errors import ConfigError
 from roofline.common.files import cause_of
 from roofline.common.mistaken_files import unreadable
+from roofline.deploy.scaling import ScalingTargets
 
 Routing = Literal["round-robin", "least-loaded", "power-of-two", "prefix"]
-Scaling = Literal["fixed", "utilisation", "queue"]
+Scaling = Literal["fixed", "utilisation", "queue", "latency"]
 MOST_REPLICAS = 100_000
 MOST_TOKENS = 1 << 20
 
@@ -79,14 +81,21 @@ class FailureSpec(Section, frozen=True, kw_only=True):
 
 
 class PolicySpec(Section, frozen=True, kw_only=True):
-    """The policies that are compared, each routing with each scaling. utilisation: that scaling by it aims at, of the
-    requests that a replica computes at the same time; queue: waiting requests for each replica at which scaling by the
-    queue adds some; interval: seconds between two decisions."""
+    """The policies that are compared, each routing with each scaling, all of them settings of `deploy/scaling.py`.
+
+    utilisation: of the requests that a replica computes at the same time, which every scaling aims at; queue: waiting
+    requests for each replica at which scaling by the queue adds some; queue_seconds, first_token_seconds: how long the
+    oldest waiting request, and 95 % of the first tokens, may take under scaling by latency; calm_seconds: after which
+    it ends replicas; interval: seconds between two decisions.
+    """
 
     routing: tuple[Routing, ...] = ("round-robin",)
     scaling: tuple[Scaling, ...] = ("fixed",)
     utilisation: float = 0.6
     queue: float = 0.5
+    queue_seconds: float = 1.0
+    first_token_seconds: float | None = None
+    calm_seconds: float = 60.0
     interval: float = 30.0
 
 
@@ -112,6 +121,24 @@ class FleetSpec(Section, frozen=True, kw_only=True):
     @property
     def most(self) -> int:
         return self.replicas.most or self.replicas.start
+
+
+def targets_of(spec: FleetSpec, scaling: Scaling) -> ScalingTargets | None:
+    """Return what a kind of scaling holds a fleet to; None for a fleet that is not scaled."""
+    policies = spec.policies
+    bounds = {"min_replicas": spec.least, "max_replicas": spec.most, "utilisation": policies.utilisation}
+    if scaling == "fixed":
+        return None
+    if scaling == "latency":
+        return ScalingTargets(
+            **bounds,
+            queue_seconds=policies.queue_seconds,
+            first_token_seconds=policies.first_token_seconds,
+            calm_seconds=policies.calm_seconds,
+        )
+    at_once = ScalingTargets(**bounds, queue_seconds=None, calm_seconds=0.0, settle_seconds=0.0, shrinkage=1.0)
+    # Many small steps: an interval is longer than most replicas take to start.
+    return replace(at_once, waiting=policies.queue, growth=0.1, shrinkage=0.05) if scaling == "queue" else at_once
 
 
 def read_spec(path: Path) -> FleetSpec:
@@ -155,8 +182,15 @@ def _rules(spec: FleetSpec) -> list[tuple[bool, str, str]]:
         (spec.failures.repair_seconds >= 0, "failures.repair_seconds", "give at least 0"),
         (bool(policies.routing), "policies.routing", "name at least one"),
         (bool(policies.scaling), "policies.scaling", "name at least one"),
-        (0 < policies.utilisation <= 1, "policies.utilisation", "give a share above 0"),
+        (0.01 <= policies.utilisation <= 1, "policies.utilisation", "give a share of at least 0.01"),
         (policies.queue > 0, "policies.queue", "give more than 0"),
+        (policies.queue_seconds > 0, "policies.queue_seconds", "give more than 0 seconds"),
+        (
+            policies.first_token_seconds is None or policies.first_token_seconds > 0,
+            "policies.first_token_seconds",
+            "give more than 0 seconds",
+        ),
+        (policies.calm_seconds >= 0, "policies.calm_seconds", "give at least 0 seconds"),
         (policies.interval > 0, "policies.interval", "give more than 0 seconds"),
         (1 <= model.devices <= 64, "model.devices", "give 1 to 64"),
         (model.memory is None or 1 <= model.memory <= 65_536, "model.memory", "give 1 to 65,536 GB"),
