@@ -126,19 +126,20 @@ class FleetSpec(Section, frozen=True, kw_only=True):
 def targets_of(spec: FleetSpec, scaling: Scaling) -> ScalingTargets | None:
     """Return what a kind of scaling holds a fleet to; None for a fleet that is not scaled."""
     policies = spec.policies
-    bounds = {"min_replicas": spec.least, "max_replicas": spec.most, "utilisation": policies.utilisation}
+    bounds = ScalingTargets(min_replicas=spec.least, max_replicas=spec.most, utilisation=policies.utilisation)
+    at_once = replace(bounds, queue_seconds=None, calm_seconds=0.0, settle_seconds=0.0, shrinkage=1.0)
     if scaling == "fixed":
         return None
-    if scaling == "latency":
-        return ScalingTargets(
-            **bounds,
-            queue_seconds=policies.queue_seconds,
-            first_token_seconds=policies.first_token_seconds,
-            calm_seconds=policies.calm_seconds,
-        )
-    at_once = ScalingTargets(**bounds, queue_seconds=None, calm_seconds=0.0, settle_seconds=0.0, shrinkage=1.0)
-    # Many small steps: an interval is longer than most replicas take to start.
-    return replace(at_once, waiting=policies.queue, growth=0.1, shrinkage=0.05) if scaling == "queue" else at_once
+    if scaling == "utilisation":
+        return at_once
+    if scaling == "queue":  # in many small steps: an interval is longer than most replicas take to start
+        return replace(at_once, waiting=policies.queue, growth=0.1, shrinkage=0.05)
+    return replace(
+        bounds,
+        queue_seconds=policies.queue_seconds,
+        first_token_seconds=policies.first_token_seconds,
+        calm_seconds=policies.calm_seconds,
+    )
 
 
 def read_spec(path: Path) -> FleetSpec:
