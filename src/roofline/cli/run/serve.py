@@ -4,12 +4,13 @@ from dataclasses import replace
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.cli.options import Draft, ModelArgument
-from roofline.cli.parser import understands
+from roofline.cli.parser import reads_option_file, understands
 from roofline.engine.config import EngineConfig
 from roofline.engine.keywords import own_words
 from roofline.server.options import ServeOptions
 
 
+@reads_option_file
 @understands(own_words)
 def command(
     options: ServeOptions,
