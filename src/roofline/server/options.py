@@ -64,7 +64,10 @@ class ServeOptions(Options):
         topic=SECURITY,
         secret=True,
     )
-    served_model_name: str | None = option(None, "The name that requests give. Default: MODEL.", topic=TOPIC)
+    served_model_name: list[str] | None = option(
+        None, "A name that requests give. The first one is what answers, logs and metrics say. Default: MODEL.",
+        topic=TOPIC,
+    )  # fmt: skip
     page: bool = option(True, "Serve a chat page at /, which needs no key itself.", topic=TOPIC)
     api_keys: Path | None = option(
         None, "File of named keys (`roofline keys new`), read again when it changes.", topic=SECURITY
@@ -201,11 +204,19 @@ class ServeOptions(Options):
             raise ConfigError("TLS needs both --tls-certificate and --tls-key")
         if self.extra_model and self.data_parallel > 1:
             raise ConfigError("extra_model and data_parallel: a server has replicas of one model, or several models")
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise ConfigError(f"served_model_name={twice!r} is there twice: leave one of the two out")
         if (self.pin_model or self.model_megabytes) and not self.extra_model:
             raise ConfigError("pin_model and model_megabytes are about extra_model, of which there is none")
         for origin in self.allow_origin or ():
             if not ORIGIN.fullmatch(origin):  # `*` and `null` are none
                 raise ConfigError(f"allow_origin={origin!r} is no origin: give it as https://name or https://name:port")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may call the model; the first one is what it is called everywhere else."""
+        return tuple(filter(None, self.served_model_name or ())) or (self.model,)
 
     def reply_format(self, template: str) -> "ReplyFormat":
         """How a model with this chat template writes reasoning and calls of tools."""

@@ -181,11 +181,8 @@ def adapters_of(options: ServeOptions, engine: "AsyncEngine") -> "ServedAdapters
     """What will be served beside the model. Raises ConfigError for an adapter that is not given as NAME=PATH."""
     from roofline.server.adapters import ServedAdapters, named_path
 
-    name, first = (
-        options.served_model_name or options.model,
-        [named_path(spelling) for spelling in options.adapter or ()],
-    )
-    return ServedAdapters(engine, name, options.effective_limits().adapter_bytes, first)
+    first = [named_path(spelling) for spelling in options.adapter or ()]
+    return ServedAdapters(engine, options.names, options.effective_limits().adapter_bytes, first)
 
 
 async def _start(engine: "AsyncEngine", adapters: "ServedAdapters") -> "Ready":
@@ -225,7 +222,8 @@ def _context(
     return Context(
         engine=engine,
         text=text,
-        name=options.served_model_name or options.model,
+        name=options.names[0],
+        aliases=options.names[1:],
         created=int(time.time()),
         host=options.host,
         stall_seconds=options.stall_seconds,
@@ -316,7 +314,7 @@ def _loaded(options: ServeOptions, task: "asyncio.Task[Ready]", started: float, 
         return
     ready = task.result()
     seconds = time.perf_counter() - started
-    name = options.served_model_name or options.model
+    name = options.names[0]
     weights = f" (weights {options.load.weights})" if options.load.weights else ""
     log.say(f"Ready: {name}{weights}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
     asyncio.get_running_loop().run_in_executor(None, complete_text, text, ready.encoder)

@@ -23,11 +23,12 @@ router = APIRouter()
 @router.get("/v1/models")
 @needs(USE)
 async def list_models(request: Request) -> Response:
-    """The model served here, its adapters, and the extra models, which say whether they are loaded."""
+    """The model served here under each of its names, its adapters, and the extra models, which say whether they are loaded."""
     served, models = context.of(request), request.app.state.models
-    adapters = [_card(served, adapter) for adapter in served.adapters.all]
+    own = [_card(served, name) for name in served.names]
+    adapters = [_card(served, adapter.name, adapter) for adapter in served.adapters.all]
     extra = [_extra_card(served, model) for model in models.extra.values()]
-    return json_response({"object": "list", "data": [_card(served), *adapters, *extra]})
+    return json_response({"object": "list", "data": [*own, *adapters, *extra]})
 
 
 @router.get("/v1/models/{name:path}")
@@ -38,13 +39,13 @@ async def get_model(name: str, request: Request) -> Response:
     if (model := request.app.state.models.extra.get(name)) is not None:
         return json_response(_extra_card(served, model))
     check_model(name, served)
-    return json_response(_card(served, served.adapters.get(name)))
+    return json_response(_card(served, name, served.adapters.get(name)))
 
 
-def _card(served: Context, adapter: ServedAdapter | None = None) -> JsonObject:
+def _card(served: Context, name: str, adapter: ServedAdapter | None = None) -> JsonObject:
     engine = served.engine
     return {
-        "id": served.name if adapter is None else adapter.name,
+        "id": name,
         "object": "model",
         "created": served.created if adapter is None else adapter.created,
         "owned_by": "roofline",
