@@ -46,6 +46,13 @@ lora-modules:
 """
 
 
+def called(words: list[str]) -> dict[str, Any]:
+    """What the command is called with, but for which options were named."""
+    keywords = Parser("serve", command).parse(words)
+    assert keywords.pop("named") is not None
+    return keywords
+
+
 @pytest.fixture
 def parsed(tmp_path: Path) -> Any:
     """parsed(text of a file, *words of the call) -> what the command is called with."""
@@ -53,7 +60,7 @@ def parsed(tmp_path: Path) -> Any:
     def parse(text: str, *words: str) -> dict[str, Any]:
         file = tmp_path / "serve.yaml"
         file.write_text(text)
-        return Parser("serve", command).parse([*words, "--config", str(file)])
+        return called([*words, "--config", str(file)])
 
     return parse
 
@@ -64,7 +71,7 @@ def test_a_file_of_vllm_s_means_what_its_call_means(parsed):
         "--max-running 96 --max-batch-tokens 8192 --kv-cache-dtype bf16 --prefix-cache --tool-call-parser llama3 "
         "--reasoning-parser think --max-adapter-rank 16 --adapter sql=adapters/sql --adapter poems=adapters/poems"
     )
-    assert parsed(VLLM_FILE) == Parser("serve", command).parse(words.split())
+    assert parsed(VLLM_FILE) == called(words.split())
 
 
 def other_value(option: Option) -> object:
@@ -75,7 +82,9 @@ def other_value(option: Option) -> object:
     if words and (option.kinds == (str,) or not option.kinds):
         return words[-1]
     if Path in option.kinds or str in option.kinds:
-        return {"allow_origin": "https://a.example", "adapter": "a=b", "extra_model": "e=f"}.get(option.name, "x")
+        return {"allow_origin": "https://a.example", "adapter": "a=b", "extra_model": "e=f", "uds_mode": "660"}.get(
+            option.name, "x"
+        )
     return int(option.minimum or 0) + (2 if option.default != int(option.minimum or 0) + 2 else 3)
 
 
@@ -92,6 +101,7 @@ def test_every_option_of_serve_can_be_given_by_either_spelling(parsed, name):
         "tls_key": "tls-certificate: c",
         "tls_certificate": "tls-key: c",
         "record_ids": "record: folder",
+        "uds_mode": "uds: socket",
     }.get(name, "")
     if option.backends and "cpu" not in option.backends:
         beside = f"backend: {option.backends[0]}"
@@ -112,11 +122,9 @@ def test_lists_empty_files_and_values_as_they_are_written(parsed):
     options = keywords["options"]
     assert (options.adapter, keywords["engine"].speculate) == (["a=x", "b=y"], "off")
     assert options.served_model_name in ("0123", ["0123"])
-    assert parsed("") == parsed("# nothing\n") == Parser("serve", command).parse([])
+    assert parsed("") == parsed("# nothing\n") == called([])
     assert parsed("adapter: one=x")["options"].adapter == ["one=x"]
-    assert parsed("model: m\ndraft: d\nspeculate: draft") | {} == Parser("serve", command).parse(
-        ["m", "--draft", "d", "--speculate", "draft"]
-    )
+    assert parsed("model: m\ndraft: d\nspeculate: draft") == called(["m", "--draft", "d", "--speculate", "draft"])
 
 
 @pytest.mark.parametrize(

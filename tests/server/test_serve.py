@@ -30,6 +30,7 @@ from roofline.server import serve as module
 from roofline.server import text_side
 from roofline.server.complete_text import complete_text
 from roofline.server.limits import Limits
+from roofline.server.listening import address_of, listening_on
 from roofline.server.options import ServeOptions
 
 
@@ -311,10 +312,16 @@ def free():
 
 
 def test_a_taken_address_is_a_mistake_of_the_user(free):
-    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{free}: .*Choose another --port"):
-        module._listen(ServeOptions(port=free))
-    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0: .*Choose another --host"):
-        module._listen(ServeOptions(host="192.0.2.1", port=0, api_key="k"))  # of no machine (RFC 5737)
+    for options, message in (
+        (ServeOptions(port=free), rf"cannot listen on 127\.0\.0\.1:{free}: .*Choose another --port"),
+        # of no machine (RFC 5737)
+        (
+            ServeOptions(host="192.0.2.1", port=0, api_key="k"),
+            r"cannot listen on 192\.0\.2\.1:0: .*Choose another --host",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message), listening_on(options):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -326,10 +333,10 @@ def test_a_taken_address_is_a_mistake_of_the_user(free):
 )
 def test_an_open_address_without_a_key_is_warned_of(host, key, warned, caplog):
     options = ServeOptions(host=host, port=0, api_key=key)
-    with module._listen(options) as listening:
+    with listening_on(options) as listening:
         port = listening.getsockname()[1]
         assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)  # a server may be started again at once
-        assert module._address(options, listening) == f"http://{host}:{port}"
+        assert address_of(options, listening) == f"http://{host}:{port}"
     assert ("can be reached from other machines" in caplog.text) == warned
 
 

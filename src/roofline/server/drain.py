@@ -60,12 +60,12 @@ class DrainingServer(uvicorn.Server):
             return made
 
         seconds = None if config.ssl is None else self._handshake_seconds
-        self.servers = [
-            await loop.create_server(
-                protocol, sock=each, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=seconds
+        self.servers = []
+        for each in sockets:
+            make = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server
+            self.servers.append(
+                await make(protocol, sock=each, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=seconds)
             )
-            for each in sockets
-        ]
         self.started = True
         self.when_listening()
 

@@ -1,7 +1,6 @@
 """Two processes started together: the engine loads its model while this one parses the tokenizer and imports HTTP."""
 
 import asyncio
-import errno
 import gc
 import socket
 import time
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from roofline.common import log
-from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.errors import RooflineError
 from roofline.common.processes import allow_all_files, return_freed_memory, signal_handlers_as_before
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.server.complete_text import complete_text
+from roofline.server.listening import address_of, listening_on
 from roofline.server.options import ServeOptions
 from roofline.server.places import check_places
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from roofline.server.text_side import TextSide
     from roofline.server.tracing import Tracing
 
-LOG = log.get("server")
 CONNECTIONS = 65_536  # and files, that may be open at a time, where the system lets a process raise its limit
 
 
@@ -42,7 +41,11 @@ def serve(options: ServeOptions) -> None:
     taken, or a path among the options cannot be used, before anything is loaded."""
     options = options.with_room_for_adapters()
     check_places(options)
-    listening = _listen(options)
+    with listening_on(options) as listening:
+        _serve_on(listening, options)
+
+
+def _serve_on(listening: socket.socket, options: ServeOptions) -> None:
     started = time.perf_counter()
     allow_all_files(CONNECTIONS)
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
@@ -65,7 +68,8 @@ def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide")
     """
     options = replace(options, golden_check="off")  # the model's file is not known
     check_places(options)
-    _run(_serve(options, _listen(options), engine, time.perf_counter(), lambda: text, lambda: None))
+    with listening_on(options) as listening:
+        _run(_serve(options, listening, engine, time.perf_counter(), lambda: text, lambda: None))
 
 
 def _run(serving: Coroutine[object, None, None]) -> None:
@@ -138,7 +142,7 @@ async def _serve(
         if models is not None:
             pinning = asyncio.create_task(models.load_pinned())
             pinning.add_done_callback(lambda task: _stop_if_failed(task, server))
-        announce = partial(_announce, options, _address(options, listening), loading, started, text)
+        announce = partial(_announce, options, address_of(options, listening), loading, started, text)
         # An adapter may still be refused by the model, and the server then ends.
         server.when_listening = partial(_once_loaded, loading, announce) if adapters.loading else announce
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
@@ -318,27 +322,3 @@ def _loaded(options: ServeOptions, task: "asyncio.Task[Ready]", started: float, 
     weights = f" (weights {options.load.weights})" if options.load.weights else ""
     log.say(f"Ready: {name}{weights}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
     asyncio.get_running_loop().run_in_executor(None, complete_text, text, ready.encoder)
-
-
-def _listen(options: ServeOptions) -> socket.socket:
-    """Bind before anything is loaded: an address that is taken should cost nothing. Warns of one that is open."""
-    if not options.local and options.api_key is None and options.api_keys is None:
-        LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
-    try:
-        family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((options.host, options.port))
-    except OSError as error:
-        other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-        raise ConfigError(
-            f"cannot listen on {options.host}:{options.port}: {error.strerror or error}. Choose another {other}."
-        ) from error
-    return listening
-
-
-def _address(options: ServeOptions, listening: socket.socket) -> str:
-    """Where clients reach the server, as they would write it."""
-    host = f"[{options.host}]" if listening.family == socket.AF_INET6 else options.host
-    scheme = "http" if options.tls_certificate is None else "https"
-    return f"{scheme}://{host}:{listening.getsockname()[1]}"

@@ -23,7 +23,8 @@ router = APIRouter()
 @router.get("/v1/models")
 @needs(USE)
 async def list_models(request: Request) -> Response:
-    """The model served here under each of its names, its adapters, and the extra models, which say whether they are loaded."""
+    """The model served here under each of its names, its adapters, and the extra models, which say whether they are
+    loaded."""
     served, models = context.of(request), request.app.state.models
     own = [_card(served, name) for name in served.names]
     adapters = [_card(served, adapter.name, adapter) for adapter in served.adapters.all]
