@@ -37,6 +37,7 @@ class Context:
     ping_seconds: float = 15.0  # of silence in a stream, before a comment is sent; 0: never
     pooling: Pooling | None = None  # what embeddings are made of; None: what the loaded model says
     keys: Keys = field(default_factory=Keys)  # none leave all routes open
+    open_probes: bool = False  # whether /ready answers without a key
     allowed_origins: frozenset[str] = frozenset()  # of pages of other sites that may read answers
     response_store: Path | None = None  # the file of responses that are kept; None: they are kept in memory
     batch_folder: Path | None = None  # where files and batches are kept; None: their routes are off

@@ -82,6 +82,10 @@ class ServeOptions(Options):
     api_keys: Path | None = option(
         None, "File of named keys (`roofline keys new`), read again when it changes.", topic=SECURITY
     )
+    open_probes: bool = option(
+        False, "/ready answers without a key too: to those without one whether it is ready, and nothing else.",
+        topic=SECURITY,
+    )  # fmt: skip
     tls_certificate: Path | None = option(
         None,
         "Certificate (PEM, with its chain): speak TLS, with --tls-key. Read again when it changes.",

@@ -237,6 +237,7 @@ def _context(
         ping_seconds=options.ping_seconds,
         pooling=options.embedding_pooling,
         keys=Keys(options.api_key, options.api_keys),
+        open_probes=options.open_probes,
         other_names=tuple(named_path(spelling, "model")[0] for spelling in options.extra_model or ()),
         allowed_origins=frozenset(options.allow_origin or ()),
         response_store=options.response_store,
