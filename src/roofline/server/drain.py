@@ -34,6 +34,7 @@ class DrainingServer(uvicorn.Server):
         self._handshake_seconds = handshake_seconds
         self._queue, self._drain_seconds, self._refreshes = queue, drain_seconds, refreshes
         self.when_listening: Callable[[], None] = lambda: None  # called once connections are taken
+        self.when_stopping: Callable[[], None] = lambda: None  # called when no more are
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -81,6 +82,7 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """In place of uvicorn's, which cancels what runs: a cut-off answer then has no last event."""
+        self.when_stopping()
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
         for connection in list(self.server_state.connections):

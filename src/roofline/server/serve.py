@@ -21,6 +21,7 @@ from roofline.server.complete_text import complete_text
 from roofline.server.listening import address_of, listening_on
 from roofline.server.options import ServeOptions
 from roofline.server.places import check_places
+from roofline.server.service_manager import ServiceManager, service_manager
 
 if TYPE_CHECKING:
     from roofline.engine.facade import AsyncEngine
@@ -41,11 +42,12 @@ def serve(options: ServeOptions) -> None:
     taken, or a path among the options cannot be used, before anything is loaded."""
     options = options.with_room_for_adapters()
     check_places(options)
+    manager = service_manager()
     with listening_on(options) as listening:
-        _serve_on(listening, options)
+        _serve_on(listening, options, manager)
 
 
-def _serve_on(listening: socket.socket, options: ServeOptions) -> None:
+def _serve_on(listening: socket.socket, options: ServeOptions, manager: ServiceManager | None) -> None:
     started = time.perf_counter()
     allow_all_files(CONNECTIONS)
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
@@ -58,7 +60,7 @@ def _serve_on(listening: socket.socket, options: ServeOptions) -> None:
         return load_text(options.model, options.load.backend, options.reply_format)
 
     with log.threaded_handler("roofline", "uvicorn"):  # whoever stops reading the log does not stop the server
-        _run(_serve(options, listening, engine, started, read_text, _settle))
+        _run(_serve(options, listening, engine, started, read_text, _settle, manager))
 
 
 def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide") -> None:
@@ -121,12 +123,14 @@ async def _serve(
     started: float,
     read_text: "Callable[[], TextSide]",
     settle: Callable[[], None],
+    manager: ServiceManager | None = None,
 ) -> None:
     adapters = adapters_of(options, engine)
     loading, failing = asyncio.create_task(_start(engine, adapters)), asyncio.create_task(engine.failed())
     spans: Tracing | None = None
     checking: asyncio.Task[None] | None = None
     pinning: asyncio.Task[None] | None = None
+    watching: list[asyncio.Task[None]] = []
     models: Models | None = None
     try:
         text = read_text()
@@ -145,11 +149,15 @@ async def _serve(
         announce = partial(_announce, options, address_of(options, listening), loading, started, text)
         # An adapter may still be refused by the model, and the server then ends.
         server.when_listening = partial(_once_loaded, loading, announce) if adapters.loading else announce
+        if manager is not None:
+            starts: list[asyncio.Task] = [loading] if pinning is None else [loading, pinning]
+            trouble = partial(engine.trouble, options.stall_seconds)
+            watching = _told_to(manager, server, partial(manager.watch, options.names[0], starts, trouble))
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve(sockets=[listening])
     finally:
         failed = failing.done()  # whoever restarts servers sees a status, and others not a server without an engine
-        ending: list[asyncio.Task] = [task for task in (loading, checking, pinning) if task is not None]
+        ending: list[asyncio.Task] = [task for task in (loading, checking, pinning, *watching) if task is not None]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -162,6 +170,20 @@ async def _serve(
             raise failure
     if failed:
         raise RooflineError(f"the engine is gone: {failing.result()}")
+
+
+def _told_to(
+    manager: ServiceManager, server: "DrainingServer", watch: "Callable[[], Coroutine[object, object, None]]"
+) -> "list[asyncio.Task[None]]":
+    """Have `watch` run once the server listens; the list then has its task."""
+    announce, watching = server.when_listening, list[asyncio.Task[None]]()
+
+    def begin() -> None:
+        announce()
+        watching.append(asyncio.create_task(watch()))
+
+    server.when_listening, server.when_stopping = begin, manager.stopping
+    return watching
 
 
 def _golden_state() -> "GoldenState":
