@@ -154,7 +154,7 @@ def test_changes_need_an_administrator(call, make_context, tmp_path):
 
 def test_one_that_is_in_use_is_unloaded_after_its_requests(engine):
     async def run():
-        adapters = ServedAdapters(engine, "tiny", 250, [("sql", "/a/sql")])
+        adapters = ServedAdapters(engine, ["tiny"], 250, [("sql", "/a/sql")])
         assert adapters.loading
         await adapters.load_first()
         assert not adapters.loading
@@ -192,4 +192,4 @@ def test_options():
             options.with_room_for_adapters()
     assert LoadOptions(backend="gpu", max_adapters=0).max_adapters == 0
     with pytest.raises(ConfigError, match="two models"):
-        ServedAdapters(FakeEngine(), "tiny", 1, [("tiny", "/a")])
+        ServedAdapters(FakeEngine(), ["tiny"], 1, [("tiny", "/a")])

@@ -17,6 +17,7 @@ from roofline.server.keys import (
     ADMIN,
     ANYBODY,
     LOCAL,
+    METRICS,
     NOBODY,
     SINGLE,
     USE,
@@ -27,6 +28,7 @@ from roofline.server.keys import (
     read_keys,
 )
 from roofline.server.options import ServeOptions
+from tests.command_line import call_roofline
 
 SECRET = "rl-a-key-that-nobody-should-see"
 ALICE = f'[[keys]]\nname = "alice"\nkey = "{SECRET}"\n'
@@ -106,7 +108,7 @@ WRONG = {
     f'[[keys]]\nname = "a"\nsha256 = "{SECRET}"': "keys[0].sha256: is not 64 hexadecimal digits",
     f'[[keys]]\nname = "a"\nkey = "{SECRET} "': "keys[0].key: is not 1 to 1024 visible ASCII characters",
     f'[[keys]]\nname = "a"\nkey = ["{SECRET}"]': "keys[0].key: is not 1 to 1024 visible ASCII characters",
-    '[[keys]]\nname = "a"\nkey = "k"\nscopes = ["root"]': "keys[0].scopes: are not among 'use' and 'admin'",
+    '[[keys]]\nname = "a"\nkey = "k"\nscopes = ["root"]': "keys[0].scopes: are not among 'use', 'admin', 'metrics'",
     '[[keys]]\nname = "a"\nkey = "k"\nstreams = 0': "keys[0].streams: is less than 1",
     '[[keys]]\nname = "a"\nkey = "k"\npriority = -1001': "keys[0].priority: is not within -1000 and 1000",
     '[[keys]]\nname = "a"\nkey = "k"\nweight = 0': "keys[0].weight: is not within 0.001 and 1000",
@@ -270,10 +272,10 @@ def test_nothing_shows_a_key(file, capsys):
 
 def test_a_fresh_key_fits_its_entry(tmp_path):
     file = tmp_path / "keys.toml"
-    made = [new_entry(name, admin) for name, admin in (("ann", False), ("root", True))]
+    made = [new_entry(name, scopes) for name, scopes in (("ann", (USE,)), ("root", (USE, ADMIN)), ("prom", (METRICS,)))]
     file.write_text("".join(entry for _, entry in made))
     keys = Keys(file=file)
-    for (key, entry), name, scopes in zip(made, ("ann", "root"), ({USE}, {USE, ADMIN}), strict=True):
+    for (key, entry), name, scopes in zip(made, ("ann", "root", "prom"), ({USE}, {USE, ADMIN}, {METRICS}), strict=True):
         assert len(key) > 40
         assert key not in entry
         assert "sha256" in tomllib.loads(entry)["keys"][0]
@@ -281,7 +283,7 @@ def test_a_fresh_key_fits_its_entry(tmp_path):
         assert principal is not None
         assert (principal.name, principal.scopes) == (name, scopes)
     with pytest.raises(ConfigError, match="is not 1 to 64 letters"):
-        new_entry('x"\n', False)
+        new_entry('x"\n')
 
 
 def test_a_key_on_the_command_line_is_overwritten_there():
@@ -295,3 +297,17 @@ def test_a_key_on_the_command_line_is_overwritten_there():
     words = ["--api-key", "s3cret", "--api-key=s3cret", "s3cret-model", "not=s3cret"]
     shown = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True).stdout
     assert shown.split("\0")[3:-1] == ["--api-key", "******", "--api-key=******", "s3cret-model", "not=s3cret"]
+
+
+@pytest.mark.parametrize(
+    ("words", "scopes"), [([], {USE}), (["--admin"], {USE, ADMIN}), (["--metrics"], {METRICS})], ids=str
+)
+def test_the_command_makes_keys_of_each_kind(tmp_path, words, scopes):
+    made = call_roofline(["keys", "new", "prom", *words])
+    file = tmp_path / "keys.toml"
+    file.write_text(made.stdout)
+    (principal,) = read_keys(file).values()
+    assert (made.exit_code, principal.name, principal.scopes) == (0, "prom", scopes)
+    refused = call_roofline(["keys", "new", "prom", "--admin", "--metrics"])
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "--admin and --metrics: a key for metrics may do nothing else" in refused.stderr

@@ -30,6 +30,7 @@ from roofline.server import serve as module
 from roofline.server import text_side
 from roofline.server.complete_text import complete_text
 from roofline.server.limits import Limits
+from roofline.server.listening import address_of, listening_on
 from roofline.server.options import ServeOptions
 
 
@@ -278,15 +279,22 @@ def test_listening_is_said_of_a_server_whose_adapters_the_model_takes(run, capsy
     assert ("adapters of experts is not supported: they are not computed." in steps) == refused
 
 
-@pytest.mark.parametrize(("given", "name"), [(None, "m"), ("shown", "shown")])
-def test_adapters_stand_beside_the_name_that_the_model_is_served_by(given, name):
+@pytest.mark.parametrize(
+    ("given", "names"), [(None, ["m"]), (["shown"], ["shown"]), (["shown", "also"], ["shown", "also"])]
+)
+def test_adapters_stand_beside_the_name_that_the_model_is_served_by(given, names):
     limits = EngineConfig(adapter_bytes=7)
     options = ServeOptions("m", served_model_name=given, adapter=["a=x"], engine=limits)
     served = module.adapters_of(options, "engine")
-    assert (served._engine, served._model, served._max_bytes, served._first) == ("engine", name, 7, (("a", "x"),))
+    assert (served._engine, list(served._models), served._max_bytes, served._first) == (
+        "engine",
+        names,
+        7,
+        (("a", "x"),),
+    )
     assert served.loading
     with pytest.raises(ConfigError):
-        module.adapters_of(ServeOptions("m", served_model_name=given, adapter=[f"{name}=x"]), "engine")
+        module.adapters_of(ServeOptions("m", served_model_name=given, adapter=[f"{names[-1]}=x"]), "engine")
 
 
 def test_an_engine_that_is_given_up_ends_the_server_with_the_reason(run):
@@ -304,10 +312,16 @@ def free():
 
 
 def test_a_taken_address_is_a_mistake_of_the_user(free):
-    with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.1:{free}: .*Choose another --port"):
-        module._listen(ServeOptions(port=free))
-    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0: .*Choose another --host"):
-        module._listen(ServeOptions(host="192.0.2.1", port=0, api_key="k"))  # of no machine (RFC 5737)
+    for options, message in (
+        (ServeOptions(port=free), rf"cannot listen on 127\.0\.0\.1:{free}: .*Choose another --port"),
+        # of no machine (RFC 5737)
+        (
+            ServeOptions(host="192.0.2.1", port=0, api_key="k"),
+            r"cannot listen on 192\.0\.2\.1:0: .*Choose another --host",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message), listening_on(options):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -319,10 +333,10 @@ def test_a_taken_address_is_a_mistake_of_the_user(free):
 )
 def test_an_open_address_without_a_key_is_warned_of(host, key, warned, caplog):
     options = ServeOptions(host=host, port=0, api_key=key)
-    with module._listen(options) as listening:
+    with listening_on(options) as listening:
         port = listening.getsockname()[1]
         assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)  # a server may be started again at once
-        assert module._address(options, listening) == f"http://{host}:{port}"
+        assert address_of(options, listening) == f"http://{host}:{port}"
     assert ("can be reached from other machines" in caplog.text) == warned
 
 
@@ -430,7 +444,7 @@ def visit(client):
 
 def test_a_signal_ends_the_server_after_the_answers_that_run(outcome_of_visit, engine, make_context, capfd):
     engine.delay = 0.01
-    options = ServeOptions("m", port=0, served_model_name="shown")
+    options = ServeOptions("m", port=0, served_model_name=["shown"])
     names, headers, rest = outcome_of_visit(lambda: module.serve_engine(options, engine, make_context().text), visit)
     assert names == ["shown"]
     assert "server" not in headers
@@ -504,7 +518,7 @@ def test_what_the_start_left_is_given_back_and_what_it_made_is_kept_out_of_colle
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_that_is_cut_off_says_so(outcome_of_visit, engine, make_context, signals, seconds, stream):
     engine.delay, engine.answer = 0.01, b"x" * 900
-    options = ServeOptions("m", port=0, served_model_name="shown", limits=Limits(drain_seconds=seconds))
+    options = ServeOptions("m", port=0, served_model_name=["shown"], limits=Limits(drain_seconds=seconds))
 
     def visit_of_one_who_is_cut_off(client):
         body = {"model": "shown", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
@@ -527,7 +541,7 @@ def test_an_answer_that_is_cut_off_says_so(outcome_of_visit, engine, make_contex
 
 def test_nobody_new_is_taken_while_answers_finish(outcome_of_visit, engine, make_context):
     engine.delay, engine.answer = 0.01, b"x" * 900
-    options = ServeOptions("m", port=0, served_model_name="shown", limits=Limits(drain_seconds=30))
+    options = ServeOptions("m", port=0, served_model_name=["shown"], limits=Limits(drain_seconds=30))
 
     def visit_late(client):
         body = {"model": "shown", "prompt": "Hi", "stream": True}

@@ -33,6 +33,14 @@ ROOT = CommandGroup(
         "batch": "run.batch:command",
         "replay": "run.replay:command",
         "keys": CommandGroup("Keys of `serve --api-keys`.", {"new": "run.keys:new"}),
+        "deploy": CommandGroup(
+            "Files that other programs start servers from.",
+            {
+                "systemd": "deploy.files:systemd",
+                "docker": "deploy.files:docker",
+                "compose": "deploy.files:compose",
+            },
+        ),
         "doctor": "measure.doctor:command",
         "conform": "measure.conform:command",
         "eval": "measure.evaluate:command",

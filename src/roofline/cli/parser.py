@@ -3,6 +3,7 @@
 A command is a function. Each parameter is a value without a name (`Annotated[str, Argument("...")]`), one option
 (`Annotated[int, Option("...")]`), or a declared group (`options: LoadOptions`, perhaps `Annotated` with `Without`),
 which becomes one flag for each option in it. A name that several groups declare is one flag, and sets all of them.
+Below `@reads_option_file` a command has `--config FILE` too: all of its options from a YAML file (option_file.py).
 """
 
 import inspect
@@ -11,13 +12,22 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, get_args, get_origin
 
 from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.fields import shorten
 from roofline.common.names import did_you_mean
 from roofline.common.options import Option, Options, declared
 
+if TYPE_CHECKING:
+    from roofline.cli.option_file import FileEntry
+
 Command = Callable[..., int | None]
+Reading = tuple[Option, str, object]  # an option or argument, the flag or place that gives it, its value
+CONFIG = Option(
+    "YAML file of options, each as `max-running: 8`, a list where it may be repeated. What the call itself says wins; "
+    "--no-NAME switches off what the file switches on.",
+).bind("config", Path | None, None)
 OwnWords = Callable[[Sequence[str], Container[str]], list[str]]
 _FOREIGN = (  # patterns of what no option is named in: a path at the beginning of a message, and what is quoted
     r"""^[^:'"]*/[^:'"]*:""",
@@ -34,6 +44,12 @@ def understands(own_words: OwnWords) -> Callable[[Command], Command]:
         return command
 
     return mark
+
+
+def reads_option_file(command: Command) -> Command:
+    """A command that takes its options from a YAML file too, by `--config FILE`."""
+    command.reads_option_file = True  # type: ignore[attr-defined]  # `Parser` asks for it
+    return command
 
 
 class UsageError(RooflineError):
@@ -88,11 +104,18 @@ class Parser:
         self._grouped: set[str] = set()  # names of options that groups declare
         for parameter in inspect.signature(command).parameters.values():
             self._add(parameter)
+        self._reads_file = hasattr(command, "reads_option_file")
+        if self._reads_file:
+            self.options[CONFIG.name] = CONFIG
         for option in self.options.values():
             for on, off in _flags(option):
                 self.flags[on] = option, True
                 if off:
                     self.flags[off] = option, False
+        if self._reads_file:  # which may have switched on what is off by default
+            for name, option in self.options.items():
+                if option.kinds == (bool,):
+                    self.flags.setdefault(f"--no-{name.replace('_', '-')}", (option, False))
 
     def _add(self, parameter: inspect.Parameter) -> None:
         kind, extras = parameter.annotation, list[object]()
@@ -124,36 +147,125 @@ class Parser:
 
     def parse(self, words: Sequence[str]) -> dict[str, object]:
         """The command's keyword arguments. Raises UsageError, and what groups of options raise for their values."""
-        if self._own_words is not None:
-            try:
-                words = self._own_words(words, self.flags)
-            except ValueError as error:
-                raise UsageError(self.in_flags(str(error))) from None
+        words = self._in_own_words(words)
         self._words = [*words, *(word.partition("=")[2] for word in words if word.startswith("-"))]
-        values: dict[str, object] = {}
+        values = self._collect(self._read_words(words))
+        file = values.pop(CONFIG.name, None) if self._reads_file else None
+        if isinstance(file, Path):
+            values = {**self._file_values(file), **values}
+        return self._keywords(values)
+
+    def _in_own_words(self, words: Sequence[str]) -> Sequence[str]:
+        """The words with flags of another program as ours. Raises UsageError for what we have not."""
+        if self._own_words is None:
+            return words
+        try:
+            return self._own_words(words, self.flags)
+        except ValueError as error:
+            raise UsageError(self.in_flags(str(error))) from None
+
+    def _has_own_word(self, flag: str) -> bool:
+        """Whether a flag, not ours, is another program's: rewritten, or refused with what to do instead."""
+        try:
+            return self._in_own_words([flag]) != [flag]
+        except UsageError:
+            return True
+
+    def _read_words(self, words: Sequence[str]) -> Iterator[Reading]:
+        """What each word, or flag with its value, gives."""
         places, rest, plain = list(self.arguments), list(words), False
         while rest:
             word = rest.pop(0)
             if not plain and word.startswith("-") and word not in ("-", "--"):
-                option, flag, value = self._read_flag(word, rest)
+                yield self._read_flag(word, rest)
             elif not plain and word == "--":
                 plain = True
-                continue
             else:
                 if not places:
                     raise UsageError(f"there is an argument too many: {word!r}")
                 option = places[0]
-                flag = option.name.upper()
-                value = _read(option, flag, word)
+                yield option, option.name.upper(), _read(option, option.name.upper(), word)
                 if not option.repeated:
                     places.pop(0)
+
+    def _collect(self, readings: Iterable[Reading]) -> dict[str, object]:
+        """The values by the names of their options, and in `_typed` how each was given."""
+        values: dict[str, object] = {}
+        for option, flag, value in readings:
             before = self._typed.setdefault(option.name, flag)
             if before != flag and not option.repeated and option.kinds != (bool,):
                 raise UsageError(f"{before} and {flag} say the same: leave one of the two out")
+            if option is CONFIG and option.name in values:
+                raise UsageError(f"{flag} is there twice: write the options into one file")
             if option.repeated:
                 value = [*values.get(option.name, ()), value]  # type: ignore[misc]  # a list, where it is there
             values[option.name] = value
-        return self._keywords(values)
+        return values
+
+    def _file_values(self, path: Path) -> dict[str, object]:
+        """The values that a file of options gives, by the names of the options. Raises ConfigError with the line."""
+        from roofline.cli.option_file import read_option_file
+
+        words: list[str] = []
+        readings: list[Reading] = []
+        lines: dict[str, list[int]] = {}
+        for entry in read_option_file(path):
+            try:
+                argument = self._file_argument(entry)
+                entry_words = self._file_words(entry) if argument is None else []
+                # Each by itself, for the line of what is wrong; then all, since some of other programs' go together.
+                alone = [argument] if argument is not None else self._read_words(self._in_own_words(entry_words))
+                for option, _, _ in alone:
+                    lines.setdefault(option.name, []).append(entry.line)
+            except UsageError as error:
+                raise ConfigError(f"{path}, line {entry.line}: {error}") from None
+            words += entry_words
+            readings += [argument] if argument is not None else []
+            self._words += entry.texts
+        readings += self._read_words(self._in_own_words(words))
+        given: set[str] = set()
+        for option, flag, _ in readings:
+            if option.name in given and not option.repeated:
+                places = " and ".join(map(str, lines[option.name]))
+                raise ConfigError(f"{path}: lines {places} both give {flag}: keep one of them")
+            given.add(option.name)
+        typed = self._typed
+        self._typed = {}
+        values = self._collect(readings)
+        self._typed |= typed
+        return values
+
+    def _file_argument(self, entry: "FileEntry") -> Reading | None:
+        """What an entry gives that names a value without a name of the command line, such as `model`."""
+        argument = next((each for each in self.arguments if each.name.replace("_", "-") == entry.name), None)
+        if argument is None:
+            return None
+        if len(entry.texts) != 1 or entry.is_list:
+            raise UsageError(f"{entry.name} needs one value: {argument.help}")
+        return argument, argument.name.upper(), _read(argument, entry.name, entry.texts[0])
+
+    def _file_words(self, entry: "FileEntry") -> list[str]:
+        """An entry of a file as words of a call."""
+        flag = f"--{entry.name}"
+        option, on = self.flags.get(flag, (None, True))
+        if option is CONFIG:
+            raise UsageError("config: a file of options names no further one")
+        if option is not None and option.kinds == (bool,):
+            if entry.switch is None:
+                raise UsageError(f"{entry.name}: {option.remedy()}")
+            return [next(name for name, meaning in self.flags.items() if meaning == (option, entry.switch == on))]
+        if option is not None:
+            if not entry.texts and not entry.is_list:
+                raise UsageError(f"{entry.name} has no value: {option.remedy()}, or leave the line out")
+            if entry.is_list and not option.repeated:
+                raise UsageError(f"{entry.name} has one value, and this is a list: {option.remedy()}")
+            return [f"{flag}={text}" for text in entry.texts]
+        if not self._has_own_word(flag):
+            known = [*(name[2:] for name in self.flags if name[:2] == "--"), *(each.name for each in self.arguments)]
+            raise UsageError(f"there is no option {shorten(entry.name)!r}{did_you_mean(entry.name, known)}")
+        if entry.switch is not None:
+            return [flag if entry.switch else f"--no-{entry.name}"]
+        return [f"{flag}={text}" for text in entry.texts] or [f"{flag}={'[]' if entry.is_list else 'null'}"]
 
     def in_flags(self, message: str) -> str:
         """An error's message, with options of this command, which the library names as a program does, or as keys of

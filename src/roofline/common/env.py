@@ -31,6 +31,7 @@ VARIABLES = (
     Variable("ROOFLINE_TUNED", "`off`: kernel variants that `roofline tune` chose are not used", ("on", "off")),
     Variable("ROOFLINE_ISA", "forces a lower instruction set on CPUs", ("portable", "avx2", "avx512", "neon")),
     Variable("ROOFLINE_THREADS", "number of compute threads (default: usable cores)", integer=True),
+    Variable("ROOFLINE_MODEL", "model that a container serves when its call names none"),
     Variable("ROOFLINE_API_KEY", "key that `roofline serve` asks for when --api-key is not given", secret=True),
     Variable("ROOFLINE_LOG", "log level", ("debug", "info", "warning", "error")),
 )
@@ -52,6 +53,11 @@ def read(name: str) -> str | None:
 def foreign(name: str) -> str | None:
     """A variable that other programs share with us and define, such as AWS_ENDPOINT_URL: None when unset or empty."""
     return os.environ.get(name) or None
+
+
+def all_foreign() -> dict[str, str]:
+    """A copy of the whole environment, for programs that stand between another one and ours."""
+    return dict(os.environ)
 
 
 @contextmanager

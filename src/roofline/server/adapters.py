@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -38,18 +38,20 @@ class ServedAdapters:
     """Loads and unloads adapters by name, within a budget of memory.
 
     Args:
-        model: the name of the served model, which no adapter may have.
+        models: the names of the served model, which no adapter may have.
         first: names and folders that are loaded once the engine is there.
         max_bytes: of all that are loaded.
     """
 
-    def __init__(self, engine: AsyncEngine, model: str, max_bytes: int, first: Iterable[tuple[str, str]] = ()) -> None:
-        self._engine, self._model, self._max_bytes, self._first = engine, model, max_bytes, tuple(first)
+    def __init__(
+        self, engine: AsyncEngine, models: Sequence[str], max_bytes: int, first: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        self._engine, self._models, self._max_bytes, self._first = engine, models, max_bytes, tuple(first)
         self._named: dict[str, ServedAdapter] = {}
         self._leaving: set[ServedAdapter] = set()
         self._lock = asyncio.Lock()
         self.loading = bool(self._first)  # whether the first ones are not there yet
-        names = [model, *(name for name, _ in self._first)]
+        names = [*models, *(name for name, _ in self._first)]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"two models would be called {twice!r}: give each adapter a name of its own")
 
@@ -77,7 +79,7 @@ class ServedAdapters:
             message = "name: must have 1 to 128 letters, digits and ._/:@-, and begin with a letter or digit."
             raise RequestError(400, "invalid_value", message, param="name")
         async with self._lock:
-            if name == self._model or name in self._named:
+            if name in self._models or name in self._named:
                 raise RequestError(409, "name_in_use", f"name: {name!r} is served already.", param="name")
             bytes_by_digest = {
                 adapter.info.digest: adapter.info.nbytes for adapter in (*self._named.values(), *self._leaving)

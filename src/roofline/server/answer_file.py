@@ -84,7 +84,7 @@ async def _answer_all(
     engine: AsyncEngine,
     text: TextSide,
 ) -> JobProgress:
-    name, adapters = options.served_model_name or options.model, adapters_of(options, engine)
+    adapters = adapters_of(options, engine)
     try:
         loaded = await engine.start()
         await asyncio.to_thread(text.complete)
@@ -92,8 +92,9 @@ async def _answer_all(
         context = Context(
             engine,
             text,
-            name,
+            options.names[0],
             int(time.time()),
+            aliases=options.names[1:],
             limits=NO_DEADLINES,
             page=False,
             pooling=options.embedding_pooling,

@@ -25,7 +25,7 @@ from roofline.server.routes.apis import ERROR_FORMS
 from roofline.server.routes.openai import batches, chat, completions, embeddings, files
 from roofline.server.routes.responses.kept import KeptResponses
 from roofline.server.routes.responses.store import ResponseStore
-from roofline.server.scopes import ScopeTable, unknown_route
+from roofline.server.scopes import PROBES, ScopeTable, unknown_route
 
 # Of two that have a path and method, the first answers: the page before what else asks for `HEAD /`.
 OPENAI = (chat.router, completions.router, embeddings.router, files.router, batches.router)
@@ -64,7 +64,8 @@ def create_app(
     routers = app.state.routers = [router for router in ROUTERS if context.page or router is not page.router]
     for router in routers:  # complete as they are, so every app has the same; to include a router makes each anew
         app.router.routes.extend(router.routes)
-    app.state.batch_endpoints, app.state.scopes = endpoints_of(routers), ScopeTable(routers)
+    app.state.batch_endpoints = endpoints_of(routers)
+    app.state.scopes = ScopeTable(routers, PROBES if context.open_probes else ())
     folder, at_once = context.batch_folder, context.batch_at_once
     app.state.batches = None if folder is None else Batches(app, context, folder, at_once)
     app.add_exception_handler(RooflineError, _refuse)

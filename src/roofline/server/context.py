@@ -25,8 +25,9 @@ class Context:
 
     engine: AsyncEngine
     text: TextSide
-    name: str  # of the model: requests must give it
+    name: str  # of the model: requests must give it, or one of `aliases`
     created: int  # Unix time of the start, as /v1/models reports it
+    aliases: tuple[str, ...] = ()  # further names of the model
     other_names: tuple[str, ...] = ()  # of models that are served beside it
     host: str = "127.0.0.1"  # the server's address; on a loopback one without a key only local Host names are served
     stall_seconds: float = 10.0  # without a step while something waits: the engine is not ready
@@ -36,6 +37,7 @@ class Context:
     ping_seconds: float = 15.0  # of silence in a stream, before a comment is sent; 0: never
     pooling: Pooling | None = None  # what embeddings are made of; None: what the loaded model says
     keys: Keys = field(default_factory=Keys)  # none leave all routes open
+    open_probes: bool = False  # whether /ready answers without a key
     allowed_origins: frozenset[str] = frozenset()  # of pages of other sites that may read answers
     response_store: Path | None = None  # the file of responses that are kept; None: they are kept in memory
     batch_folder: Path | None = None  # where files and batches are kept; None: their routes are off
@@ -49,7 +51,12 @@ class Context:
 
     def __post_init__(self) -> None:
         if self.adapters is None:
-            object.__setattr__(self, "adapters", ServedAdapters(self.engine, self.name, self.limits.adapter_bytes))
+            object.__setattr__(self, "adapters", ServedAdapters(self.engine, self.names, self.limits.adapter_bytes))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that requests may call the model, its own name first."""
+        return (self.name, *self.aliases)
 
     def window(self) -> int:
         """Prompt tokens that the engines are given before the first tokens of their answers: those of two steps, so

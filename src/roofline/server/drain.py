@@ -34,6 +34,7 @@ class DrainingServer(uvicorn.Server):
         self._handshake_seconds = handshake_seconds
         self._queue, self._drain_seconds, self._refreshes = queue, drain_seconds, refreshes
         self.when_listening: Callable[[], None] = lambda: None  # called once connections are taken
+        self.when_stopping: Callable[[], None] = lambda: None  # called when no more are
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -60,12 +61,12 @@ class DrainingServer(uvicorn.Server):
             return made
 
         seconds = None if config.ssl is None else self._handshake_seconds
-        self.servers = [
-            await loop.create_server(
-                protocol, sock=each, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=seconds
+        self.servers = []
+        for each in sockets:
+            make = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server
+            self.servers.append(
+                await make(protocol, sock=each, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=seconds)
             )
-            for each in sockets
-        ]
         self.started = True
         self.when_listening()
 
@@ -81,6 +82,7 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """In place of uvicorn's, which cancels what runs: a cut-off answer then has no last event."""
+        self.when_stopping()
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
         for connection in list(self.server_state.connections):

@@ -32,7 +32,7 @@ def check_extra_models(options: ServeOptions) -> None:
     """Raises ConfigError for names that two models would have, and for models that are not here."""
     by_name = [named_path(spelling, "model") for spelling in options.extra_model or ()]
     adapters = [named_path(spelling)[0] for spelling in options.adapter or ()]
-    names = [options.served_model_name or options.model, *adapters, *(name for name, _ in by_name)]
+    names = [*options.names, *adapters, *(name for name, _ in by_name)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"extra_model: two models would be called {twice!r}: give each a name of its own")
     for name in options.pin_model or ():

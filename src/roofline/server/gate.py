@@ -20,7 +20,7 @@ from roofline.server.cors import AllowedOrigins
 from roofline.server.errors import ErrorForms, error_form, from_exception
 from roofline.server.keys import ANYBODY, LOCAL, NOBODY, Principal
 from roofline.server.options import is_loopback
-from roofline.server.scopes import OPEN, ScopeTable, unknown_route
+from roofline.server.scopes import ScopeTable, unknown_route
 
 LOG = log.get("server")
 HOST = re.compile(rb"([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{0,5})?")
@@ -104,7 +104,7 @@ class Gate:
 
     def _principal(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal:
         """Who asks, where they may ask for this path. Looks at the path as it is routed by, and at no other header."""
-        keys, needed = self.context.keys, self.scopes.needed(scope["path"])
+        keys, path = self.context.keys, scope["path"]
         if not keys.required and is_loopback(self.context.host):
             named = b"host" in headers or scope["http_version"] != "1.0"  # no browser sends HTTP/1.0, or no Host
             if named and _host_name(headers) not in (*LOOPBACK, self.context.host):
@@ -112,14 +112,15 @@ class Gate:
                 raise RequestError(403, "host_not_allowed", "Without an API key only local host names are served.")
             return LOCAL
         principal = keys.identify(_key(headers)) if keys.required else ANYBODY
-        if needed == OPEN:
+        if self.scopes.is_open(path):
             return principal or NOBODY
         if principal is None:
             raise RequestError(401, "invalid_api_key", "Give the API key as: Authorization: Bearer KEY.")
-        if needed not in principal.scopes:
-            if not self.scopes.knows(scope["path"]):
-                raise unknown_route(scope["method"], scope["path"])
-            raise RequestError(403, "insufficient_scope", f"This route needs a key with the scope {needed!r}.")
+        if lacking := self.scopes.lacking(path, principal.scopes):
+            if not self.scopes.knows(path):
+                raise unknown_route(scope["method"], path)
+            scopes = " or ".join(map(repr, lacking))
+            raise RequestError(403, "insufficient_scope", f"This route needs a key with the scope {scopes}.")
         return principal
 
     def _bounded(self, scope: Scope, receive: Receive) -> Callable:

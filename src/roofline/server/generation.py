@@ -60,19 +60,20 @@ class Generation:
         return sum(len(prompt) for prompt in self.prompts)
 
 
-def check_model(name: str, context: Context) -> None:
-    """Raises RequestError 404 for a model that is not served here."""
-    if name != context.name and context.adapters.get(name) is None:
-        served = (context.name, *(adapter.name for adapter in context.adapters.all), *context.other_names)
+def check_model(name: str, context: Context) -> str:
+    """The name that answers tell: an adapter's own, or, as in vLLM, the model's first, whichever the request gave.
+    Raises RequestError 404 for a model that is not served here."""
+    if name not in context.names and context.adapters.get(name) is None:
+        served = (*context.names, *(adapter.name for adapter in context.adapters.all), *context.other_names)
         names = ", ".join(map(repr, served))
         message = f"The model {name[:100]!r} is not served here; {names} {'are' if len(served) > 1 else 'is'}."
         raise RequestError(404, "model_not_found", message, param="model")
+    return context.name if name in context.names else name
 
 
 def check_own_model(name: str, context: Context) -> None:
     """As `check_model`, where adapters cannot be named. Raises RequestError."""
-    check_model(name, context)
-    if name != context.name:
+    if check_model(name, context) != context.name:
         message = f"model: {name[:100]!r} is an adapter, and vectors are those of the model itself, {context.name!r}."
         raise RequestError(400, "unsupported_parameter", message, param="model")
 

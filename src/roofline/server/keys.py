@@ -5,7 +5,7 @@ A file of keys is TOML, an entry a key:
     [[keys]]
     name = "alice"                  # in log lines and metrics
     sha256 = "9f86d081884c7d65..."  # of the key; or the key itself: key = "..."
-    scopes = ["use"]                # or ["use", "admin"]
+    scopes = ["use"]                # or ["use", "admin"]; ["metrics"]: figures and readiness alone
     streams = 8                     # requests it may have open at a time; default: the server's
     priority = -10                  # the most urgent priority that its requests may name; default 0
     weight = 2.0                    # its share of the engine beside those of other keys; default 1
@@ -19,7 +19,7 @@ import re
 import secrets
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,7 +30,8 @@ from roofline.server.options import KEY
 from roofline.server.watched import WatchedFiles
 
 LOG = log.get("server")
-USE, ADMIN = "use", "admin"  # scopes; routes declare which one they need (server/scopes.py)
+USE, ADMIN, METRICS = "use", "admin", "metrics"  # scopes; routes declare what they need (server/scopes.py)
+SCOPES = (USE, ADMIN, METRICS)
 UNLIMITED = sys.maxsize  # streams of requests without a key: the queue alone bounds them
 PRIORITIES = 1000  # priorities are from -PRIORITIES, the most urgent, to PRIORITIES
 MAX_FILE_BYTES = 1 << 20
@@ -117,14 +118,14 @@ class Keys:
         return {**single, **from_file}
 
 
-def new_entry(name: str, admin: bool) -> tuple[str, str]:
+def new_entry(name: str, scopes: Sequence[str] = (USE,)) -> tuple[str, str]:
     """A fresh key, and its entry for a file of keys, which has only its hash. Raises ConfigError for a bad name."""
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not 1 to 64 letters, digits, '.', '_' and '-'")
     key = f"rl-{secrets.token_urlsafe(32)}"
-    scopes = [USE, ADMIN] if admin else [USE]
-    entry = ["[[keys]]", f'name = "{name}"', f'sha256 = "{digest_of(key.encode()).hex()}"', f"scopes = {scopes}"]
-    return key, "\n".join(entry).replace("'", '"') + "\n"
+    listed = ", ".join(f'"{scope}"' for scope in scopes)
+    entry = ["[[keys]]", f'name = "{name}"', f'sha256 = "{digest_of(key.encode()).hex()}"', f"scopes = [{listed}]"]
+    return key, "\n".join(entry) + "\n"
 
 
 def digest_of(key: bytes) -> bytes:
@@ -174,8 +175,8 @@ def _entry(path: Path, entry: Fields) -> tuple[bytes, Principal]:
         entry.refuse("name", "is not 1 to 64 letters, digits, '.', '_' and '-'")
     listed = entry.elements("scopes", str)
     scopes = frozenset((USE,) if listed is None else listed)  # an empty list: a key that may do nothing for now
-    if not scopes <= {USE, ADMIN}:
-        entry.refuse("scopes", f"are not among {USE!r} and {ADMIN!r}")
+    if not scopes <= set(SCOPES):
+        entry.refuse("scopes", f"are not among {', '.join(map(repr, SCOPES))}")
     streams, weight = entry.get("streams", int), entry.get("weight", float, 1.0)
     priority = entry.get("priority", int, 0)
     if streams is not None and streams < 1:

@@ -213,9 +213,9 @@ class Models:
         golden = model.golden if model.golden is not None and model.golden.status != "pending" else GoldenState()
         first, name = self._first, model.name
         metrics = first.metrics.of_model(name)
-        adapters = ServedAdapters(engine, name, 0)
+        adapters = ServedAdapters(engine, [name], 0)
         model.context = replace(
-            first, engine=engine, text=text, name=name, metrics=metrics, golden=golden, adapters=adapters
+            first, engine=engine, text=text, name=name, aliases=(), metrics=metrics, golden=golden, adapters=adapters
         )
         model.failing = asyncio.create_task(engine.failed())
         if model.golden is not golden and model.check is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.common.errors import ConfigError
-from roofline.common.options import Options, option
+from roofline.common.options import Options, declared, option
 from roofline.engine.config import EngineConfig, with_places_for_adapters
 from roofline.server.limits import Limits
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 TOPIC = "Serving"
 SECURITY = "Who may use the server"
 ORIGIN = re.compile(r"https?://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")  # as browsers send it
+UDS_MODE = re.compile(r"0?[0-7]{3}")
 KEY = re.compile(r"[!-~]{1,1024}")  # what a header can hold
 
 
@@ -64,11 +65,27 @@ class ServeOptions(Options):
         topic=SECURITY,
         secret=True,
     )
-    served_model_name: str | None = option(None, "The name that requests give. Default: MODEL.", topic=TOPIC)
+    served_model_name: list[str] | None = option(
+        None, "A name that requests give. The first one is what answers, logs and metrics say. Default: MODEL.",
+        topic=TOPIC,
+    )  # fmt: skip
     page: bool = option(True, "Serve a chat page at /, which needs no key itself.", topic=TOPIC)
+    uds: Path | None = option(
+        None, "Listen on a unix socket at this path in place of --host and --port; one of a server that is gone is "
+        "replaced.",
+        topic=TOPIC,
+    )  # fmt: skip
+    uds_mode: str = option(
+        "600", "Who may connect to the unix socket, as chmod has it: 600 its owner alone, 660 its group too.",
+        topic=TOPIC,
+    )  # fmt: skip
     api_keys: Path | None = option(
         None, "File of named keys (`roofline keys new`), read again when it changes.", topic=SECURITY
     )
+    open_probes: bool = option(
+        False, "/ready answers without a key too: to those without one whether it is ready, and nothing else.",
+        topic=SECURITY,
+    )  # fmt: skip
     tls_certificate: Path | None = option(
         None,
         "Certificate (PEM, with its chain): speak TLS, with --tls-key. Read again when it changes.",
@@ -201,11 +218,31 @@ class ServeOptions(Options):
             raise ConfigError("TLS needs both --tls-certificate and --tls-key")
         if self.extra_model and self.data_parallel > 1:
             raise ConfigError("extra_model and data_parallel: a server has replicas of one model, or several models")
+        self._check_unix_socket()
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise ConfigError(f"served_model_name={twice!r} is there twice: leave one of the two out")
         if (self.pin_model or self.model_megabytes) and not self.extra_model:
             raise ConfigError("pin_model and model_megabytes are about extra_model, of which there is none")
         for origin in self.allow_origin or ():
             if not ORIGIN.fullmatch(origin):  # `*` and `null` are none
                 raise ConfigError(f"allow_origin={origin!r} is no origin: give it as https://name or https://name:port")
+
+    def _check_unix_socket(self) -> None:
+        default = declared(ServeOptions)
+        if self.uds is not None:
+            for name in ("host", "port"):
+                if getattr(self, name) != default[name].default:
+                    raise ConfigError(f"--uds and --{name}: a server listens in one place; leave one of the two out")
+        elif self.uds_mode != default["uds_mode"].default:
+            raise ConfigError("--uds-mode is about --uds, of which there is none")
+        if not UDS_MODE.fullmatch(self.uds_mode):
+            raise ConfigError(f"uds_mode={self.uds_mode!r} cannot be used: give three octal digits, such as 660")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may call the model; the first one is what it is called everywhere else."""
+        return tuple(filter(None, self.served_model_name or ())) or (self.model,)
 
     def reply_format(self, template: str) -> "ReplyFormat":
         """How a model with this chat template writes reasoning and calls of tools."""
@@ -243,8 +280,8 @@ class ServeOptions(Options):
 
     @property
     def local(self) -> bool:
-        """Whether only this machine can reach the address."""
-        return is_loopback(self.host)
+        """Whether only this machine can reach the server."""
+        return self.uds is not None or is_loopback(self.host)
 
 
 def is_loopback(host: str) -> bool:

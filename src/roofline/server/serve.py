@@ -1,7 +1,6 @@
 """Two processes started together: the engine loads its model while this one parses the tokenizer and imports HTTP."""
 
 import asyncio
-import errno
 import gc
 import socket
 import time
@@ -14,13 +13,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from roofline.common import log
-from roofline.common.errors import ConfigError, RooflineError
+from roofline.common.errors import RooflineError
 from roofline.common.processes import allow_all_files, return_freed_memory, signal_handlers_as_before
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.server.complete_text import complete_text
+from roofline.server.listening import address_of, listening_on
 from roofline.server.options import ServeOptions
 from roofline.server.places import check_places
+from roofline.server.service_manager import ServiceManager, service_manager
 
 if TYPE_CHECKING:
     from roofline.engine.facade import AsyncEngine
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from roofline.server.text_side import TextSide
     from roofline.server.tracing import Tracing
 
-LOG = log.get("server")
 CONNECTIONS = 65_536  # and files, that may be open at a time, where the system lets a process raise its limit
 
 
@@ -42,7 +42,12 @@ def serve(options: ServeOptions) -> None:
     taken, or a path among the options cannot be used, before anything is loaded."""
     options = options.with_room_for_adapters()
     check_places(options)
-    listening = _listen(options)
+    manager = service_manager()
+    with listening_on(options) as listening:
+        _serve_on(listening, options, manager)
+
+
+def _serve_on(listening: socket.socket, options: ServeOptions, manager: ServiceManager | None) -> None:
     started = time.perf_counter()
     allow_all_files(CONNECTIONS)
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
@@ -55,7 +60,7 @@ def serve(options: ServeOptions) -> None:
         return load_text(options.model, options.load.backend, options.reply_format)
 
     with log.threaded_handler("roofline", "uvicorn"):  # whoever stops reading the log does not stop the server
-        _run(_serve(options, listening, engine, started, read_text, _settle))
+        _run(_serve(options, listening, engine, started, read_text, _settle, manager))
 
 
 def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide") -> None:
@@ -65,7 +70,8 @@ def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide")
     """
     options = replace(options, golden_check="off")  # the model's file is not known
     check_places(options)
-    _run(_serve(options, _listen(options), engine, time.perf_counter(), lambda: text, lambda: None))
+    with listening_on(options) as listening:
+        _run(_serve(options, listening, engine, time.perf_counter(), lambda: text, lambda: None))
 
 
 def _run(serving: Coroutine[object, None, None]) -> None:
@@ -117,12 +123,14 @@ async def _serve(
     started: float,
     read_text: "Callable[[], TextSide]",
     settle: Callable[[], None],
+    manager: ServiceManager | None = None,
 ) -> None:
     adapters = adapters_of(options, engine)
     loading, failing = asyncio.create_task(_start(engine, adapters)), asyncio.create_task(engine.failed())
     spans: Tracing | None = None
     checking: asyncio.Task[None] | None = None
     pinning: asyncio.Task[None] | None = None
+    watching: list[asyncio.Task[None]] = []
     models: Models | None = None
     try:
         text = read_text()
@@ -138,14 +146,18 @@ async def _serve(
         if models is not None:
             pinning = asyncio.create_task(models.load_pinned())
             pinning.add_done_callback(lambda task: _stop_if_failed(task, server))
-        announce = partial(_announce, options, _address(options, listening), loading, started, text)
+        announce = partial(_announce, options, address_of(options, listening), loading, started, text)
         # An adapter may still be refused by the model, and the server then ends.
         server.when_listening = partial(_once_loaded, loading, announce) if adapters.loading else announce
+        if manager is not None:
+            starts: list[asyncio.Task] = [loading] if pinning is None else [loading, pinning]
+            trouble = partial(engine.trouble, options.stall_seconds)
+            watching = _told_to(manager, server, partial(manager.watch, options.names[0], starts, trouble))
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
         await server.serve(sockets=[listening])
     finally:
         failed = failing.done()  # whoever restarts servers sees a status, and others not a server without an engine
-        ending: list[asyncio.Task] = [task for task in (loading, checking, pinning) if task is not None]
+        ending: list[asyncio.Task] = [task for task in (loading, checking, pinning, *watching) if task is not None]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -158,6 +170,20 @@ async def _serve(
             raise failure
     if failed:
         raise RooflineError(f"the engine is gone: {failing.result()}")
+
+
+def _told_to(
+    manager: ServiceManager, server: "DrainingServer", watch: "Callable[[], Coroutine[object, object, None]]"
+) -> "list[asyncio.Task[None]]":
+    """Have `watch` run once the server listens; the list then has its task."""
+    announce, watching = server.when_listening, list[asyncio.Task[None]]()
+
+    def begin() -> None:
+        announce()
+        watching.append(asyncio.create_task(watch()))
+
+    server.when_listening, server.when_stopping = begin, manager.stopping
+    return watching
 
 
 def _golden_state() -> "GoldenState":
@@ -181,11 +207,8 @@ def adapters_of(options: ServeOptions, engine: "AsyncEngine") -> "ServedAdapters
     """What will be served beside the model. Raises ConfigError for an adapter that is not given as NAME=PATH."""
     from roofline.server.adapters import ServedAdapters, named_path
 
-    name, first = (
-        options.served_model_name or options.model,
-        [named_path(spelling) for spelling in options.adapter or ()],
-    )
-    return ServedAdapters(engine, name, options.effective_limits().adapter_bytes, first)
+    first = [named_path(spelling) for spelling in options.adapter or ()]
+    return ServedAdapters(engine, options.names, options.effective_limits().adapter_bytes, first)
 
 
 async def _start(engine: "AsyncEngine", adapters: "ServedAdapters") -> "Ready":
@@ -225,7 +248,8 @@ def _context(
     return Context(
         engine=engine,
         text=text,
-        name=options.served_model_name or options.model,
+        name=options.names[0],
+        aliases=options.names[1:],
         created=int(time.time()),
         host=options.host,
         stall_seconds=options.stall_seconds,
@@ -235,6 +259,7 @@ def _context(
         ping_seconds=options.ping_seconds,
         pooling=options.embedding_pooling,
         keys=Keys(options.api_key, options.api_keys),
+        open_probes=options.open_probes,
         other_names=tuple(named_path(spelling, "model")[0] for spelling in options.extra_model or ()),
         allowed_origins=frozenset(options.allow_origin or ()),
         response_store=options.response_store,
@@ -316,31 +341,7 @@ def _loaded(options: ServeOptions, task: "asyncio.Task[Ready]", started: float, 
         return
     ready = task.result()
     seconds = time.perf_counter() - started
-    name = options.served_model_name or options.model
+    name = options.names[0]
     weights = f" (weights {options.load.weights})" if options.load.weights else ""
     log.say(f"Ready: {name}{weights}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
     asyncio.get_running_loop().run_in_executor(None, complete_text, text, ready.encoder)
-
-
-def _listen(options: ServeOptions) -> socket.socket:
-    """Bind before anything is loaded: an address that is taken should cost nothing. Warns of one that is open."""
-    if not options.local and options.api_key is None and options.api_keys is None:
-        LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
-    try:
-        family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((options.host, options.port))
-    except OSError as error:
-        other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-        raise ConfigError(
-            f"cannot listen on {options.host}:{options.port}: {error.strerror or error}. Choose another {other}."
-        ) from error
-    return listening
-
-
-def _address(options: ServeOptions, listening: socket.socket) -> str:
-    """Where clients reach the server, as they would write it."""
-    host = f"[{options.host}]" if listening.family == socket.AF_INET6 else options.host
-    scheme = "http" if options.tls_certificate is None else "https"
-    return f"{scheme}://{host}:{listening.getsockname()[1]}"

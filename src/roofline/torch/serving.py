@@ -47,7 +47,7 @@ def serve(
         ours = from_model(model, tokenizer, **options)
     if ours.llm is None:
         raise ConfigError("a served model needs its tokenizer: from_model(model, tokenizer)")
-    chosen = ServeOptions(ours.loaded.name, host, port, api_key, served_model_name=name)
+    chosen = ServeOptions(ours.loaded.name, host, port, api_key, served_model_name=None if name is None else [name])
     text = TextSide(ours.llm.tokenizer, ours.llm.chat_template)
     try:
         serve_engine(chosen, engine_in_thread(ours.loaded.name, ours.engine), text)

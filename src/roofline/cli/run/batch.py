@@ -34,8 +34,8 @@ class BatchOptions(Options):
         None, "Lines that are computed at a time. Default: twice --max-running, so that none waits for a line.",
         minimum=1, unit="lines",
     )  # fmt: skip
-    served_model_name: str | None = same_option(
-        ServeOptions, "served_model_name", help="The name that the lines give. Default: MODEL."
+    served_model_name: list[str] | None = same_option(
+        ServeOptions, "served_model_name", help="A name that the lines give. Default: MODEL."
     )
     tool_call_parser: str = same_option(ServeOptions, "tool_call_parser")
     reasoning_parser: str = same_option(ServeOptions, "reasoning_parser")

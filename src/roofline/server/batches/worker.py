@@ -244,9 +244,9 @@ class Batches:
         principal = keys.named(batch.owner) if batch.owner else None if keys.required else LOCAL
         if principal is None:
             raise BatchFailed("key_gone", "The key that created the batch is not among the server's any more.")
-        needed = self._app.state.scopes.needed(batch.endpoint)
-        if needed not in principal.scopes:
-            message = f"The key that created the batch has no longer the scope {needed!r} of {batch.endpoint}."
+        if lacking := self._app.state.scopes.lacking(batch.endpoint, principal.scopes):
+            scopes = " or ".join(map(repr, lacking))
+            message = f"The key that created the batch has no longer the scope {scopes} of {batch.endpoint}."
             raise BatchFailed("insufficient_scope", message)
         return replace(principal, background=True)
 

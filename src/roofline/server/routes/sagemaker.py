@@ -62,7 +62,7 @@ def _tgi_with_model(raw: bytes, context: Context) -> TgiGeneration:
     fields = fields_of(raw, context.limits)
     model, parameters = fields.pop("model", None), fields.get("parameters") or {}
     raw = msgspec.json.encode(fields)
-    if model is None or model == context.name or not isinstance(parameters, dict):
+    if model is None or model in context.names or not isinstance(parameters, dict):
         return tgi.generate(raw, context)
     if not isinstance(model, str):
         raise invalid("model", "Input should be a string")

@@ -15,7 +15,7 @@ from roofline.server.keys import ADMIN, UNLIMITED
 from roofline.server.metrics import engine_figures
 from roofline.server.models import ExtraModel
 from roofline.server.response import json_response
-from roofline.server.scopes import OPEN, USE, needs
+from roofline.server.scopes import ENOUGH, OPEN, USE, WATCH, needs
 
 router = APIRouter()
 
@@ -23,11 +23,13 @@ router = APIRouter()
 @router.get("/v1/models")
 @needs(USE)
 async def list_models(request: Request) -> Response:
-    """The model served here, its adapters, and the extra models, which say whether they are loaded."""
+    """The model served here under each of its names, its adapters, and the extra models, which say whether they are
+    loaded."""
     served, models = context.of(request), request.app.state.models
-    adapters = [_card(served, adapter) for adapter in served.adapters.all]
+    own = [_card(served, name) for name in served.names]
+    adapters = [_card(served, adapter.name, adapter) for adapter in served.adapters.all]
     extra = [_extra_card(served, model) for model in models.extra.values()]
-    return json_response({"object": "list", "data": [_card(served), *adapters, *extra]})
+    return json_response({"object": "list", "data": [*own, *adapters, *extra]})
 
 
 @router.get("/v1/models/{name:path}")
@@ -38,13 +40,13 @@ async def get_model(name: str, request: Request) -> Response:
     if (model := request.app.state.models.extra.get(name)) is not None:
         return json_response(_extra_card(served, model))
     check_model(name, served)
-    return json_response(_card(served, served.adapters.get(name)))
+    return json_response(_card(served, name, served.adapters.get(name)))
 
 
-def _card(served: Context, adapter: ServedAdapter | None = None) -> JsonObject:
+def _card(served: Context, name: str, adapter: ServedAdapter | None = None) -> JsonObject:
     engine = served.engine
     return {
-        "id": served.name if adapter is None else adapter.name,
+        "id": name,
         "object": "model",
         "created": served.created if adapter is None else adapter.created,
         "owned_by": "roofline",
@@ -72,14 +74,25 @@ async def health() -> Response:
 
 
 @router.api_route("/ready", methods=["GET", "HEAD"])
-@needs(USE)
+@needs(WATCH)
 async def ready(request: Request) -> Response:
     """200 while an engine is up and computes what it is asked for, else 503, as where the weights turned out not to be
     those that were written. An engine that has computed nothing lately is given a token to compute.
     weights_checked: whether they were compared with their hash; golden: what came of comparing golden prompts with a
     slow reference, beyond whose thresholds it is 503 too; exact: an answer does not depend on what else the
     engine computes; replicas: which of several engines are up; models: the extra ones, of which those that are pinned
-    must be loaded."""
+    must be loaded. Without a key, where --open-probes allows it: the status alone."""
+    if not ENOUGH[WATCH].isdisjoint(context.principal_of(request).scopes):
+        return json_response(_readiness(request))
+    try:
+        _readiness(request)
+    except RequestError:  # which names models, files and figures
+        raise RequestError(503, "not_ready", "The server is not ready.") from None
+    return json_response({"status": "ready"})
+
+
+def _readiness(request: Request) -> JsonObject:
+    """What /ready tells. Raises RequestError 503 with the reason where it is not."""
     served = context.of(request)
     if not served.engine.ready and served.engine.problem is not None:
         raise RequestError(503, "engine_not_ready", f"The engine is not ready: {served.engine.problem}.")
@@ -98,7 +111,7 @@ async def ready(request: Request) -> Response:
         raise RequestError(503, "weights_changed", checked.problem)
     if served.golden.problem is not None:
         raise RequestError(503, "golden_check_failed", served.golden.problem)
-    body = {
+    body: JsonObject = {
         "status": "ready",
         "model": served.name,
         "max_model_len": loaded.max_model_len,
@@ -108,13 +121,11 @@ async def ready(request: Request) -> Response:
         "golden": served.golden.shown(),
     }
     up = [engine.ready and engine.trouble(served.stall_seconds) is None for engine in engines]
-    return json_response(
-        body | ({"replicas": up} if engines else {}) | ({"models": models.shown()} if models.extra else {})
-    )
+    return body | ({"replicas": up} if engines else {}) | ({"models": models.shown()} if models.extra else {})
 
 
 @router.get("/metrics")
-@needs(USE)
+@needs(WATCH)
 async def metrics(request: Request) -> Response:
     """All families in Prometheus' text form, under vLLM's names where vLLM has one; those by key, which tell the names
     of all keys, for an administrator alone."""

@@ -55,7 +55,7 @@ def messages(raw: bytes, context: Context) -> Generation:
     return Generation(
         prompts=(tuple(prompt.ids),),
         params=params,
-        model=body.model,
+        model=check_model(body.model, context),
         fingerprint=context.adapters.fingerprint(loaded.fingerprint, body.model),
         adapter=context.adapters.named(body.model),
         stream=bool(body.stream),

@@ -61,10 +61,10 @@ async def version() -> Response:
 @router.get("/api/tags")
 @needs(USE)
 async def tags(request: Request) -> Response:
-    """The model served here, and the extra ones."""
+    """The model served here under each of its names, and the extra ones."""
     served, models = context.of(request), request.app.state.models
     extra = [_card_of(name, name.encode(), served, None) for name in models.extra]
-    return json_response({"models": [_card(served), *extra]})
+    return json_response({"models": [*(_card(served, name) for name in served.names), *extra]})
 
 
 @router.get("/api/ps")
@@ -72,7 +72,7 @@ async def tags(request: Request) -> Response:
 async def running(request: Request) -> Response:
     """The models that are loaded."""
     cards = [
-        {**_card(each), "size_vram": 0, "expires_at": NEVER, "context_length": each.loaded().max_model_len}
+        {**_card(each, each.name), "size_vram": 0, "expires_at": NEVER, "context_length": each.loaded().max_model_len}
         for each in request.app.state.models.contexts()
     ]
     return json_response({"models": cards})
@@ -112,9 +112,9 @@ def _loaded(model: str, answer: JsonObject) -> Response:
     return json_response({**head, **answer, "done": True, "done_reason": "load"})
 
 
-def _card(served: Context) -> JsonObject:
+def _card(served: Context, name: str) -> JsonObject:
     loaded = served.loaded()
-    return _card_of(served.name, loaded.fingerprint.encode(), served, loaded.facts)
+    return _card_of(name, loaded.fingerprint.encode(), served, loaded.facts)
 
 
 def _card_of(name: str, identity: bytes, served: Context, facts: ModelFacts | None) -> JsonObject:

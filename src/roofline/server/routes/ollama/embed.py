@@ -75,7 +75,7 @@ def _generation(
     dimensions: int | None = None,
 ) -> EmbedGeneration:
     name = read.served_name(body.model, context)
-    if name != context.name:
+    if name not in context.names:
         message = f"model: {name[:100]!r} is an adapter, and vectors are those of the model itself, {context.name!r}."
         raise RequestError(400, "unsupported_parameter", message, param="model")
     read.check_keep_alive(body.keep_alive)

@@ -104,7 +104,7 @@ def model_to_load(raw: bytes, context: Context, empty: str) -> str | None:
 def served_name(name: str, context: Context) -> str:
     """The name of the served model or of an adapter, also for one with the tag `latest`. Raises RequestError 404."""
     for known in (name, name.removesuffix(":latest")):
-        if known == context.name or context.adapters.get(known) is not None:
+        if known in context.names or context.adapters.get(known) is not None:
             return known
     raise RequestError(404, "model_not_found", f"model '{name[:100]}' not found", param="model")
 

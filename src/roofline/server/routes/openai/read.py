@@ -257,7 +257,7 @@ def _generation(
     generation = Generation(
         prompts=tuple(tuple(prompt) for prompt in prompts),
         params=params,
-        model=body.model,
+        model=check_model(body.model, context),
         fingerprint=context.adapters.fingerprint(loaded.fingerprint, body.model),
         adapter=context.adapters.named(body.model),
         stream=bool(body.stream),

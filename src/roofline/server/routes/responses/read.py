@@ -143,7 +143,7 @@ def generation_of(body: ResponseBody, kept: Sequence[bytes], context: Context) -
     generation = ResponseGeneration(
         prompts=(tuple(prompt.ids),),
         params=params,
-        model=body.model,
+        model=check_model(body.model, context),
         fingerprint=context.adapters.fingerprint(loaded.fingerprint, body.model),
         adapter=context.adapters.named(body.model),
         stream=bool(body.stream),

@@ -47,7 +47,7 @@ def _generation(body: GenerateBody, context: Context) -> TgiGeneration:
     loaded, parameters = context.generating(), body.parameters or Parameters()
     model = context.name if parameters.adapter_id is None else parameters.adapter_id
     with renamed({"model": "parameters.adapter_id"}):
-        check_model(model, context)
+        model = check_model(model, context)
     within("parameters.truncate", parameters.truncate, 1, 1 << 31)
     with renamed({"prompt": "inputs"}):
         every = context.text.encode(body.inputs, None if parameters.truncate else loaded.max_model_len)
