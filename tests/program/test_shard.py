@@ -154,6 +154,20 @@ def test_every_pass_finds_in_a_part_what_it_finds_in_the_whole() -> None:
     assert head.attr("order") == "q15g32"
 
 
+@pytest.mark.parametrize("share", [Share(), Share(1, 2), Share(0, 2, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{"family": "gemma", "query_scalar": 16.0, "logit_cap": 30.0}, {"family": "granite", "logits_scaling": 2}],
+)
+def test_the_head_behind_a_cap_or_a_scale_reads_the_rows_of_the_head(changes: dict[str, object], share: Share) -> None:
+    model = builders.build(builders.BASE | changes, "Q8_0")
+    program = compile_program(model.family, model.cfg, model.tensors, CPU, share=share)
+    *others, head = (i.attrs["order"] for i in program.body if i.op.startswith("linear"))
+    assert head == "q15g32"
+    assert set(others) == {"q8g32"}
+    assert program.body[-1].op in ("soft_cap", "scale")
+
+
 def test_sums_are_in_rank_order_unless_speed_is_asked_for() -> None:
     model = MODELS["llama"]()
     for target, order in ((CPU, collectives.RANK_ORDER), (replace(CPU, orders={**CPU.orders, "all_reduce": ""}), "")):

@@ -22,11 +22,11 @@ _NAMED = 4  # tensors that an error names
 def legalize(program: Program, target: Target) -> Program:
     """The Program in the target's arithmetic. Raises UnsupportedError on a weight that mixes float and quantised."""
     program = _rounded(program, target.activations)
-    types, head = program.types(), _head(program)
+    types, logits = program.types(), _towards_logits(program)
     rows_of: dict[tuple[str, str], Value] = {}  # (value, order) -> its integer rows
     body: list[Instr] = []
     for instr in program.body:
-        order = target.logits_order if instr.output.name == head else target.quantised_order
+        order = target.logits_order if instr.output.name in logits else target.quantised_order
         product = _is_product(instr)
         if product and _quantised(program, instr) and order is not None:
             source = instr.inputs[0]
@@ -122,17 +122,12 @@ def recast_cache(program: Program, target: Target) -> Program:
     return replace(program, body=tuple(body), kv_groups=_groups(program, target))
 
 
-def _head(program: Program) -> str:
-    """The value that the linear of the logits makes: on one of several ranks, a part of them."""
-    maker = makers(program.body).get(program.logits)
-    return maker.inputs[0] if maker is not None and maker.op == "all_gather" else program.logits
-
-
 def _towards_logits(program: Program) -> set[str]:
-    """The value that the linear of the logits makes, and what caps or scales make of it."""
-    maker_of, name = makers(program.body), _head(program)
+    """Return the value that the linear of the logits makes, what caps or scales make of it, and, on one of several
+    ranks, what all parts make together."""
+    maker_of, name = makers(program.body), program.logits
     names = {name}
-    while (maker := maker_of[name]).has(Trait.BY_COLUMN) and len(maker.inputs) == 1:
+    while (maker := maker_of[name]).op == "all_gather" or (maker.has(Trait.BY_COLUMN) and len(maker.inputs) == 1):
         name = maker.inputs[0]
         names.add(name)
     return names
