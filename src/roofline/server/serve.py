@@ -18,6 +18,7 @@ from roofline.common.errors import ConfigError, RooflineError
 from roofline.common.processes import allow_all_files, return_freed_memory, signal_handlers_as_before
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
+from roofline.server.activation import inherited_socket, tell_supervisor
 from roofline.server.complete_text import complete_text
 from roofline.server.options import ServeOptions
 from roofline.server.places import check_places
@@ -42,7 +43,11 @@ def serve(options: ServeOptions) -> None:
     taken, or a path among the options cannot be used, before anything is loaded."""
     options = options.with_room_for_adapters()
     check_places(options)
-    listening = _listen(options)
+    inherited = inherited_socket()
+    if inherited is not None:
+        options = replace(options, host=inherited.getsockname()[0])
+        _warn_if_open(options)
+    listening = _listen(options) if inherited is None else inherited
     started = time.perf_counter()
     allow_all_files(CONNECTIONS)
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
@@ -54,8 +59,10 @@ def serve(options: ServeOptions) -> None:
 
         return load_text(options.model, options.load.backend, options.reply_format)
 
+    # A socket that was inherited holds connections until they are taken, and another server may take them meanwhile.
+    waits = inherited is not None
     with log.threaded_handler("roofline", "uvicorn"):  # whoever stops reading the log does not stop the server
-        _run(_serve(options, listening, engine, started, read_text, _settle))
+        _run(_serve(options, listening, engine, started, read_text, _settle, waits=waits))
 
 
 def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide") -> None:
@@ -117,7 +124,9 @@ async def _serve(
     started: float,
     read_text: "Callable[[], TextSide]",
     settle: Callable[[], None],
+    waits: bool = False,
 ) -> None:
+    """Serve until told to end. waits: connections are taken once the model is loaded, and not before."""
     adapters = adapters_of(options, engine)
     loading, failing = asyncio.create_task(_start(engine, adapters)), asyncio.create_task(engine.failed())
     spans: Tracing | None = None
@@ -142,6 +151,8 @@ async def _serve(
         # An adapter may still be refused by the model, and the server then ends.
         server.when_listening = partial(_once_loaded, loading, announce) if adapters.loading else announce
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        if waits:
+            await asyncio.wait([loading, failing], return_when=asyncio.FIRST_COMPLETED)
         await server.serve(sockets=[listening])
     finally:
         failed = failing.done()  # whoever restarts servers sees a status, and others not a server without an engine
@@ -319,13 +330,18 @@ def _loaded(options: ServeOptions, task: "asyncio.Task[Ready]", started: float, 
     name = options.served_model_name or options.model
     weights = f" (weights {options.load.weights})" if options.load.weights else ""
     log.say(f"Ready: {name}{weights}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
+    tell_supervisor("READY=1")
     asyncio.get_running_loop().run_in_executor(None, complete_text, text, ready.encoder)
+
+
+def _warn_if_open(options: ServeOptions) -> None:
+    if not options.local and options.api_key is None and options.api_keys is None:
+        LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
 
 
 def _listen(options: ServeOptions) -> socket.socket:
     """Bind before anything is loaded: an address that is taken should cost nothing. Warns of one that is open."""
-    if not options.local and options.api_key is None and options.api_keys is None:
-        LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
+    _warn_if_open(options)
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family, socket.SOCK_STREAM)

@@ -1,0 +1,1 @@
+"""Commands about fleets: several servers behind one address."""
