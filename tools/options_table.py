@@ -10,6 +10,7 @@ from pathlib import Path
 
 from roofline.backends.options import LoadOptions
 from roofline.common.options import Option, Options, declared
+from roofline.deploy.options import FleetOptions
 from roofline.engine.config import EngineConfig
 from roofline.engine.params import SamplingParams
 from roofline.server.options import ServeOptions
@@ -22,6 +23,7 @@ GROUPS = {
     ),
     "Engine": (EngineConfig, "Keywords of `LLM`, and flags of `generate`, `chat` and `serve`."),
     "Serving": (ServeOptions, "Flags of `serve`."),
+    "Fleets": (FleetOptions, "Flags of `up`, beside those of loading, engine and serving, which each server gets."),
     "Sampling": (SamplingParams, "Fields of `SamplingParams`, and flags of `generate` and `chat`."),
 }
 HEAD = """\

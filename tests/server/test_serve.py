@@ -29,7 +29,6 @@ from roofline.engine.process.replicas import EngineReplicas
 from roofline.server import serve as module
 from roofline.server import text_side
 from roofline.server.complete_text import complete_text
-from roofline.server.limits import Limits
 from roofline.server.listening import address_of, listening_on
 from roofline.server.options import ServeOptions
 
@@ -518,7 +517,7 @@ def test_what_the_start_left_is_given_back_and_what_it_made_is_kept_out_of_colle
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_answer_that_is_cut_off_says_so(outcome_of_visit, engine, make_context, signals, seconds, stream):
     engine.delay, engine.answer = 0.01, b"x" * 900
-    options = ServeOptions("m", port=0, served_model_name=["shown"], limits=Limits(drain_seconds=seconds))
+    options = ServeOptions("m", port=0, served_model_name=["shown"], drain_seconds=seconds)
 
     def visit_of_one_who_is_cut_off(client):
         body = {"model": "shown", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
@@ -541,7 +540,7 @@ def test_an_answer_that_is_cut_off_says_so(outcome_of_visit, engine, make_contex
 
 def test_nobody_new_is_taken_while_answers_finish(outcome_of_visit, engine, make_context):
     engine.delay, engine.answer = 0.01, b"x" * 900
-    options = ServeOptions("m", port=0, served_model_name=["shown"], limits=Limits(drain_seconds=30))
+    options = ServeOptions("m", port=0, served_model_name=["shown"], drain_seconds=30)
 
     def visit_late(client):
         body = {"model": "shown", "prompt": "Hi", "stream": True}
@@ -563,7 +562,7 @@ def test_nobody_new_is_taken_while_answers_finish(outcome_of_visit, engine, make
 def test_the_length_of_the_queue_is_an_option(outcome_of_visit, engine, make_context, monkeypatch):
     ends, end = [], LifespanOn.shutdown
     monkeypatch.setattr(LifespanOn, "shutdown", lambda lifespan: (ends.append(lifespan), end(lifespan))[1])
-    options = ServeOptions("m", port=0, max_queued_requests=1, limits=Limits(drain_seconds=0))
+    options = ServeOptions("m", port=0, max_queued_requests=1, drain_seconds=0)
 
     def visit_of_two(client):
         engine.gate.clear()

@@ -108,7 +108,7 @@ class Parser:
         if self._reads_file:
             self.options[CONFIG.name] = CONFIG
         for option in self.options.values():
-            for on, off in _flags(option):
+            for on, off in option.flag_pairs():
                 self.flags[on] = option, True
                 if off:
                     self.flags[off] = option, False
@@ -285,7 +285,7 @@ class Parser:
         for name, option in self.options.items():
             if option.kinds == (bool,):
                 continue
-            flag = self._typed.get(name) or next(_flags(option))[0]
+            flag = self._typed.get(name) or next(option.flag_pairs())[0]
             if option.key and not any(word.startswith(f"{option.key}=") for word in self._words):
                 key = rf"(?<![\w(/'\"-.]){re.escape(option.key)}"
                 text = re.sub(f"{key} ?= ?", f"{flag} ", text)
@@ -318,7 +318,7 @@ class Parser:
         own = [*self.arguments, *(option for name, option in self.options.items() if name not in self._grouped)]
         missing = [option for option in own if option.default is ... and option.name not in values]
         if missing:
-            label = missing[0].name.upper() if missing[0] in self.arguments else next(_flags(missing[0]))[0]
+            label = missing[0].name.upper() if missing[0] in self.arguments else next(missing[0].flag_pairs())[0]
             raise UsageError(f"{label} is missing: {missing[0].help}")
         keywords = {option.name: values[option.name] for option in own if option.name in values}
         if self._names_parameter:
@@ -357,15 +357,6 @@ def summary(command: Command) -> str:
     return " ".join(lines)
 
 
-def _flags(option: Option) -> Iterator[tuple[str, str]]:
-    """(flag, flag that switches off or ""), of each way to write an option."""
-    dashed = option.name.replace("_", "-").strip("-")
-    default = f"--{dashed}/--no-{dashed}" if option.kinds == (bool,) and option.default is True else f"--{dashed}"
-    for flag in option.flags or (default,):
-        on, _, off = flag.partition("/")
-        yield on, off
-
-
 def _read(option: Option, name: str, text: str) -> object:
     try:
         return replace(option, name=name).parse(text)
@@ -388,7 +379,7 @@ def _names(option: Option) -> str:
     names = {int: "N", float: "X", Path: "PATH", str: "TEXT", bool: ""}
     kinds = [] if option.kinds == (str,) and option.allowed() else [names[kind] for kind in option.kinds]
     value = " ".join(("", "|".join((*kinds, *option.allowed())))).rstrip()
-    return ", ".join(f"{on}{'/' * bool(off)}{off}" for on, off in _flags(option)) + value
+    return ", ".join(f"{on}{'/' * bool(off)}{off}" for on, off in option.flag_pairs()) + value
 
 
 def columns(rows: Iterable[tuple[str, str]], width: int) -> Iterator[str]:

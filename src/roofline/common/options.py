@@ -11,7 +11,7 @@ what a draft model inherits (`for_draft`), and the table in docs/options.md.
 
 import contextlib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache
 from math import isfinite
@@ -87,6 +87,14 @@ class Option:
         """All texts that may be given; empty where any may, or where the values are numbers. text: the one at hand."""
         choices = self.choices(text) if callable(self.choices) else self.choices
         return tuple(choices) or self.words
+
+    def flag_pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield each way to write the option on a command line: (flag, flag that switches it off or "")."""
+        dashed = self.name.replace("_", "-").strip("-")
+        default = f"--{dashed}/--no-{dashed}" if self.kinds == (bool,) and self.default is True else f"--{dashed}"
+        for flag in self.flags or (default,):
+            on, _, off = flag.partition("/")
+            yield on, off
 
     def remedy(self) -> str:
         """What to give, for an error message: "choose one of a, b", "give a whole number of at least 1"."""

@@ -24,10 +24,16 @@ ASK_SECONDS = 1.0  # for a socket that is there to take a connection
 
 
 @contextlib.contextmanager
-def listening_on(options: ServeOptions) -> Iterator[socket.socket]:
+def listening_on(options: ServeOptions, inherited: socket.socket | None = None) -> Iterator[socket.socket]:
     """The bound socket, and at the end no file of a unix one. Warns of an address that others reach without a key.
 
+    inherited: a socket that this process was started with, which is taken in place of one that the options name.
     Raises ConfigError for what cannot be listened on."""
+    if inherited is not None:
+        _warn_if_open(options)
+        with inherited:
+            yield inherited
+        return
     if options.uds is None:
         with contextlib.closing(_bound(options)) as listening:
             yield listening
@@ -51,9 +57,13 @@ def address_of(options: ServeOptions, listening: socket.socket) -> str:
     return f"{scheme}://{host}:{listening.getsockname()[1]}"
 
 
-def _bound(options: ServeOptions) -> socket.socket:
+def _warn_if_open(options: ServeOptions) -> None:
     if not options.local and options.api_key is None and options.api_keys is None:
         LOG.warning("%s can be reached from other machines and there is no --api-key", options.host)
+
+
+def _bound(options: ServeOptions) -> socket.socket:
+    _warn_if_open(options)
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family, socket.SOCK_STREAM)

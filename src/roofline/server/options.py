@@ -157,6 +157,11 @@ class ServeOptions(Options):
         "X-Request-Timeout shortens it.",
         minimum=0, unit="seconds", topic=TOPIC,
     )  # fmt: skip
+    drain_seconds: int = option(
+        Limits.drain_seconds, "Answers may still take so long when the server is told to end (SIGTERM); what is not "
+        "complete by then ends with an error.",
+        minimum=0, unit="seconds", topic=TOPIC,
+    )  # fmt: skip
     response_store: Path | None = option(
         None, "File that keeps the responses of /v1/responses beyond the server's end. Default: kept in memory.",
         topic=TOPIC,
@@ -271,6 +276,7 @@ class ServeOptions(Options):
             stored_responses=self.max_stored_responses,
             stored_bytes=self.max_stored_bytes,
             stored_seconds=self.stored_response_days * 86400,
+            drain_seconds=self.drain_seconds,
         )
 
     def with_room_for_adapters(self) -> "ServeOptions":

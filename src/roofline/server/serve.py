@@ -17,6 +17,7 @@ from roofline.common.errors import RooflineError
 from roofline.common.processes import allow_all_files, return_freed_memory, signal_handlers_as_before
 from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
+from roofline.server.activation import inherited_socket
 from roofline.server.complete_text import complete_text
 from roofline.server.listening import address_of, listening_on
 from roofline.server.options import ServeOptions
@@ -42,12 +43,16 @@ def serve(options: ServeOptions) -> None:
     taken, or a path among the options cannot be used, before anything is loaded."""
     options = options.with_room_for_adapters()
     check_places(options)
-    manager = service_manager()
-    with listening_on(options) as listening:
-        _serve_on(listening, options, manager)
+    manager, inherited = service_manager(), inherited_socket()
+    if inherited is not None:
+        options = replace(options, host=inherited.getsockname()[0])
+    with listening_on(options, inherited) as listening:
+        # An inherited socket holds connections until they are taken, and another server may take them meanwhile.
+        _serve_on(listening, options, manager, waits=inherited is not None)
 
 
-def _serve_on(listening: socket.socket, options: ServeOptions, manager: ServiceManager | None) -> None:
+def _serve_on(listening: socket.socket, options: ServeOptions, manager: ServiceManager | None, *, waits: bool) -> None:
+    """waits: connections are taken once the model is loaded, and not before."""
     started = time.perf_counter()
     allow_all_files(CONNECTIONS)
     gc.disable()  # importing makes objects that stay: looking for garbage among them takes a sixth of the time
@@ -60,7 +65,7 @@ def _serve_on(listening: socket.socket, options: ServeOptions, manager: ServiceM
         return load_text(options.model, options.load.backend, options.reply_format)
 
     with log.threaded_handler("roofline", "uvicorn"):  # whoever stops reading the log does not stop the server
-        _run(_serve(options, listening, engine, started, read_text, _settle, manager))
+        _run(_serve(options, listening, engine, started, read_text, _settle, manager, waits=waits))
 
 
 def serve_engine(options: ServeOptions, engine: "AsyncEngine", text: "TextSide") -> None:
@@ -124,7 +129,9 @@ async def _serve(
     read_text: "Callable[[], TextSide]",
     settle: Callable[[], None],
     manager: ServiceManager | None = None,
+    waits: bool = False,
 ) -> None:
+    """Serve until told to end. waits: connections are taken once the model is loaded, and not before."""
     adapters = adapters_of(options, engine)
     loading, failing = asyncio.create_task(_start(engine, adapters)), asyncio.create_task(engine.failed())
     spans: Tracing | None = None
@@ -154,6 +161,8 @@ async def _serve(
             trouble = partial(engine.trouble, options.stall_seconds)
             watching = _told_to(manager, server, partial(manager.watch, options.names[0], starts, trouble))
         failing.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        if waits:
+            await asyncio.wait([loading, failing], return_when=asyncio.FIRST_COMPLETED)
         await server.serve(sockets=[listening])
     finally:
         failed = failing.done()  # whoever restarts servers sees a status, and others not a server without an engine

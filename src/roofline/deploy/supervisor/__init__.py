@@ -1,0 +1,1 @@
+"""Replica processes: started, watched, restarted and replaced, behind sockets that outlive each of them."""

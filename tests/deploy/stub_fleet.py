@@ -1,0 +1,54 @@
+"""A real supervisor and a real HAProxy over stub replicas, as a process of its own.
+
+python -m tests.deploy.stub_fleet MODEL [options of `roofline up`]
+"""
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from roofline.cli.deploy.up import command
+from roofline.cli.parser import Parser
+from roofline.common import log
+from roofline.common.errors import RooflineError
+from roofline.deploy.supervisor.folder import FleetFolder
+from roofline.deploy.supervisor.replica import ReplicaCommand
+from roofline.deploy.supervisor.setup import FleetSetup
+from roofline.deploy.supervisor.supervisor import FleetSupervisor
+from roofline.server.options import ServeOptions
+
+STUB = Path(__file__).with_name("stub_replica.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StubSetup(FleetSetup):
+    """Replicas that are stubs; the model says what they do."""
+
+    def commands(self, model: str | None = None) -> list[ReplicaCommand]:
+        model = model or self.serve.model
+        return [
+            ReplicaCommand(words=[sys.executable, "-I", "-S", str(STUB), model, f"r{number}"], model=model)
+            for number in range(1, self.max_count + 1)
+        ]
+
+
+def main(words: list[str]) -> int:
+    read = Parser("up", command).parse(words)
+    options = read["fleet"]
+    log.configure("info")
+    serve = ServeOptions(model=read["model"], request_timeout=read["options"].request_timeout)
+    count = options.replicas
+    setup = StubSetup(
+        options=options, serve=serve, replicas=count, max_count=max(count, options.max_replicas or 1), key=None
+    )
+    try:
+        asyncio.run(FleetSupervisor(setup, FleetFolder(options.name)).run())
+    except RooflineError as error:
+        print(f"roofline: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
