@@ -33,6 +33,7 @@ ROOT = CommandGroup(
         "batch": "run.batch:command",
         "replay": "run.replay:command",
         "keys": CommandGroup("Keys of `serve --api-keys`.", {"new": "run.keys:new"}),
+        "collect": "deploy.collect:command",
         "doctor": "measure.doctor:command",
         "conform": "measure.conform:command",
         "eval": "measure.evaluate:command",
