@@ -34,6 +34,9 @@ ROOT = CommandGroup(
         "replay": "run.replay:command",
         "keys": CommandGroup("Keys of `serve --api-keys`.", {"new": "run.keys:new"}),
         "collect": "deploy.collect:command",
+        "deploy": CommandGroup(
+            "Files with which other programs run and watch servers.", {"prometheus": "deploy.prometheus:command"}
+        ),
         "doctor": "measure.doctor:command",
         "conform": "measure.conform:command",
         "eval": "measure.evaluate:command",
