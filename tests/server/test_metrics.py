@@ -296,3 +296,27 @@ def test_every_gauge_of_a_replica_is_its_own():
     for number, values in enumerate(([1, 2, 3, 64, 0], [0, 7, 11, 128, 4])):
         assert [figures[f'roofline:replica_{name}{{,replica="{number}"}}'] for name in shown] == values
     assert figures["vllm:num_preemptions_total"] == 11
+
+
+def test_statuses_are_counted_by_class_and_probes_are_not(call, make_context):
+    context = make_context()
+    statuses = [
+        call("GET", path, context=context).status_code for path in ("/v1/models", "/nowhere", "/health", "/ready")
+    ]
+    assert statuses[:2] == [200, 404]
+    figures = figures_of(call("GET", "/metrics", context=context).text, "roofline:http_responses_total")
+    assert figures == {
+        'roofline:http_responses_total{status="2xx"}': 1,
+        'roofline:http_responses_total{status="4xx"}': 1,
+        'roofline:http_responses_total{status="5xx"}': 0,
+    }
+
+
+def test_engines_that_were_started_again_are_counted_over_the_lives_of_models():
+    metrics = Metrics()
+    metrics.bind("tiny")
+    for restarts in (0, 2, 3):
+        metrics.observe({"restarts": restarts}, up=True)
+    metrics.engine_left({"restarts": 4})
+    text = metrics.exposition({"restarts": 1}, up=True).decode()
+    assert figures_of(text, "roofline:engine_restarts_total") == {"roofline:engine_restarts_total": 5}

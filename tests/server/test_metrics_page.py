@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from roofline.deploy.collector.collector import MetricsCollector
 from roofline.server.metrics import Metrics
 
 PAGES = Path(__file__).parents[2] / "docs/reference"
@@ -46,9 +47,10 @@ def test_the_dashboard_asks_for_nothing_else_than_what_there_is(text):
     panels = json.loads((PAGES / "grafana-dashboard.json").read_text())["panels"]
     queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     assert len(queries) > 40
-    names = sample_names(text)
+    fleet = set(re.findall(r"^# TYPE (\S+)", MetricsCollector().exposition().decode(), re.MULTILINE))
+    names = sample_names(text) | fleet
     for query in queries:
-        asked = re.findall(r"(?:vllm|roofline):\w+", query)
+        asked = re.findall(r"(?:vllm|roofline):\w+|roofline_fleet_\w+|\bup\b", query)
         assert asked, query
         assert set(asked) <= names, query
         assert query.count("(") == query.count(")"), query

@@ -38,12 +38,14 @@ ROOT = CommandGroup(
         "batch": "run.batch:command",
         "replay": "run.replay:command",
         "keys": CommandGroup("Keys of `serve --api-keys`.", {"new": "run.keys:new"}),
+        "collect": "deploy.collect:command",
         "deploy": CommandGroup(
-            "Files that other programs start servers from.",
+            "Files with which other programs run and watch servers.",
             {
                 "systemd": "deploy.files:systemd",
                 "docker": "deploy.files:docker",
                 "compose": "deploy.files:compose",
+                "prometheus": "deploy.prometheus:command",
             },
         ),
         "doctor": "measure.doctor:command",

@@ -74,7 +74,13 @@ def create_app(
     if models is not None:
         app.add_middleware(ModelChoice, models=models, error_forms=ERROR_FORMS, uploads=files.UPLOADS)
     app.add_middleware(Gate, context=context, error_forms=ERROR_FORMS, scopes=app.state.scopes, uploads=files.UPLOADS)
-    sinks = [sink for sink in (access_log.write if context.access_log else None, spans) if sink is not None]
+
+    def count(record: RequestRecord) -> None:
+        if record.path not in access_log.PROBES:  # asked for while a server loads, and then answered with 503
+            context.metrics.responded(record.status)
+
+    listeners = (count, access_log.write if context.access_log else None, spans)
+    sinks = [sink for sink in listeners if sink is not None]
     app.state.record_sinks = sinks
     app.add_middleware(Recorder, sinks=sinks)
     return app

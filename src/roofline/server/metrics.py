@@ -50,6 +50,7 @@ COUNTERS = {
         "snapshot_lost",
     ),
     "vllm:num_preemptions": ("Answers that lost their pages and were computed again.", "preemptions"),
+    "roofline:engine_restarts": ("Engine processes that ended and had another one started in their place.", "restarts"),
 }
 # Of an answer, by the engine's clock; in the order of `Metrics.answer_computed`.
 PARTS = {
@@ -136,6 +137,14 @@ class Metrics:
         self._generated = counter("vllm:generation_tokens", "Generated tokens that were sent.")
         self._success = counter("vllm:request_success", "Finished answers.", "finished_reason")
         self._failed = counter("roofline:request_failure", "Answers that ended in an error.")
+        self._responses = Counter(
+            "roofline:http_responses",
+            "Requests but probes by the class of their status.",
+            ["status"],
+            registry=self.registry,
+        )
+        for status in ("2xx", "4xx", "5xx"):
+            self._responses.labels(status)
         self._first = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN)
         self._between = histogram("vllm:inter_token_latency_seconds", "Token to next token.", BETWEEN_TOKENS)
         self._latency = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", WHOLE_REQUEST)
@@ -177,6 +186,10 @@ class Metrics:
         self._steps.bind(model)
         for reason in ("stop", "length", "abort"):
             self._success.labels(model, reason)
+
+    def responded(self, status: int) -> None:
+        """A request has ended, whatever came of it."""
+        self._responses.labels(f"{status // 100}xx").inc()
 
     def request_taken(self, n: int, max_tokens: int | None) -> None:
         """A request was checked and goes to the engine."""

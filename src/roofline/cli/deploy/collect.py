@@ -1,0 +1,36 @@
+"""roofline collect: the metrics of several servers, summed and served at one address."""
+
+from typing import Annotated
+
+from roofline.cli.parser import Argument
+from roofline.deploy.collector.options import CollectOptions
+
+ADDRESS_HELP = "Servers: http://HOST:PORT, https://HOST:PORT or unix:PATH, each also as NAME=ADDRESS."
+
+
+def command(addresses: Annotated[list[str], Argument(ADDRESS_HELP)], options: CollectOptions) -> None:
+    """Read /metrics of several servers and serve their sums, and each one's figures, at one /metrics.
+
+    Servers that do not answer are said to be down and do not hold up the others; sums never go back. /replicas says
+    what is wrong with which.
+    """
+    import asyncio
+
+    from roofline.common import env, log
+    from roofline.common.processes import hide_argument
+    from roofline.deploy.collector.collector import MetricsCollector
+    from roofline.deploy.collector.service import listen_on, serve_collector
+    from roofline.deploy.collector.targets import read_targets
+    from roofline.deploy.until_signal import until_signal
+
+    key = options.replica_key if options.replica_key is not None else env.read("ROOFLINE_API_KEY")
+    for secret in filter(None, (key, options.api_key)):
+        hide_argument(secret)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    collector = MetricsCollector(
+        read_targets(addresses, headers, options.trust), options.interval, options.scrape_seconds
+    )
+    listening = listen_on(options.host, options.port)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    log.say(f"Metrics of {len(addresses)} servers: http://{host}:{listening.getsockname()[1]}/metrics")
+    asyncio.run(until_signal(serve_collector(collector, listening, options.host, options.api_key)))
