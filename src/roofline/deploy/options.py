@@ -47,7 +47,7 @@ class FleetOptions(Options):
     )
     tls_key: Path | None = option(None, "Private key of --tls-certificate (PEM).", topic=PROXY)
     statistics_port: int = option(
-        9081, "Port of HAProxy's statistics page, on 127.0.0.1; 0 takes a free one.",
+        9082, "Port of HAProxy's statistics page, on 127.0.0.1; 0 takes a free one.",
         minimum=0, maximum=65535, topic=PROXY,
     )  # fmt: skip
     drain_seconds: int = option(
