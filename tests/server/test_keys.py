@@ -300,7 +300,9 @@ def test_a_key_on_the_command_line_is_overwritten_there():
 
 
 @pytest.mark.parametrize(
-    ("words", "scopes"), [([], {USE}), (["--admin"], {USE, ADMIN}), (["--metrics"], {METRICS})], ids=str
+    ("words", "scopes"),
+    [([], {USE}), (["--admin"], {USE, ADMIN}), (["--metrics"], {METRICS})],
+    ids=["use", "admin", "metrics"],
 )
 def test_the_command_makes_keys_of_each_kind(tmp_path, words, scopes):
     made = call_roofline(["keys", "new", "prom", *words])
