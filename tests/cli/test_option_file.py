@@ -206,8 +206,16 @@ def test_a_fault_has_its_place_and_its_remedy(tmp_path, text, message):
 
 def test_what_two_options_have_against_each_other_is_told_as_of_the_call(tmp_path):
     file = tmp_path / "serve.yaml"
-    file.write_text("tls-key: k\n")
-    assert "TLS needs both --tls-certificate and --tls-key" in call_roofline(["serve", f"--config={file}"]).stderr
+    for text, told in (
+        ("port: 1\ntls-key: k\n", ", line 2: TLS needs both --tls-certificate and --tls-key\n"),
+        ("allow-origin:\n- chat\n", ", line 1: --allow-origin 'chat' is no origin: give it as https://name or "),
+        ("uds: s\nmodel: m\nhost: h", ", lines 1 and 3: --uds and --host: a server listens in one place"),
+        ("port: 1", ": "),
+    ):
+        file.write_text(text)
+        result = call_roofline(["serve", f"--config={file}", *(["--tls-key", "k"] if text == "port: 1" else [])])
+        assert result.exit_code == 1
+        assert result.stderr.startswith(f"roofline: {file}{told}"), result.stderr
     result = call_roofline(["serve", "--config", str(file), "--config", str(file)])
     assert (result.exit_code, "--config is there twice" in result.stderr) == (2, True)
     missing = call_roofline(["serve", "--config", str(tmp_path / "none.yaml")])

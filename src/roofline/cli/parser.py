@@ -151,9 +151,18 @@ class Parser:
         self._words = [*words, *(word.partition("=")[2] for word in words if word.startswith("-"))]
         values = self._collect(self._read_words(words))
         file = values.pop(CONFIG.name, None) if self._reads_file else None
-        if isinstance(file, Path):
-            values = {**self._file_values(file), **values}
-        return self._keywords(values)
+        if not isinstance(file, Path):
+            return self._keywords(values)
+        lines: dict[str, list[int]] = {}
+        from_file = self._file_values(file, lines)
+        try:
+            return self._keywords({**from_file, **values})
+        except ConfigError as error:  # about options together, or more of one than its bounds
+            message = self.in_flags(str(error))
+            named = {name: _in(message, name, self._typed.get(name, "")) for name in from_file.keys() - values.keys()}
+            places = sorted(line for name in named if named[name] for line in lines[name])
+            where = f", line{'s' * (len(places) > 1)} {' and '.join(map(str, places))}" if places else ""
+            raise ConfigError(f"{file}{where}: {message}") from error
 
     def _in_own_words(self, words: Sequence[str]) -> Sequence[str]:
         """The words with flags of another program as ours. Raises UsageError for what we have not."""
@@ -202,13 +211,13 @@ class Parser:
             values[option.name] = value
         return values
 
-    def _file_values(self, path: Path) -> dict[str, object]:
-        """The values that a file of options gives, by the names of the options. Raises ConfigError with the line."""
+    def _file_values(self, path: Path, lines: dict[str, list[int]]) -> dict[str, object]:
+        """The values that a file of options gives, by the names of the options, whose lines `lines` is told. Raises
+        ConfigError with the line."""
         from roofline.cli.option_file import read_option_file
 
         words: list[str] = []
         readings: list[Reading] = []
-        lines: dict[str, list[int]] = {}
         for entry in read_option_file(path):
             try:
                 argument = self._file_argument(entry)
@@ -355,6 +364,12 @@ def summary(command: Command) -> str:
         if line.endswith("."):
             break
     return " ".join(lines)
+
+
+def _in(message: str, name: str, flag: str) -> bool:
+    """Whether a message names an option, as its flag or as Python does."""
+    words = "|".join(re.escape(word) for word in (name, f"--{name.replace('_', '-')}", flag) if word)
+    return re.search(rf"(?<![\w-])({words})(?![\w-])", message) is not None
 
 
 def _read(option: Option, name: str, text: str) -> object:
