@@ -69,7 +69,7 @@ def test_prometheus_has_the_fleets_sums_once_and_each_replica(tmp_path):
         await judge.becomes('count(ALERTS{alertname="RooflineGoldenCheckFailed",alertstate="firing",replica="b"})', 1)
         groups = (await judge.get("/api/v1/rules"))["data"]["groups"]
         health = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
-        assert len(health) == 23
+        assert len(health) == 25
         assert set(health.values()) == {"ok"}
 
     async def rates_survive_a_restart(judge, a: FakeReplica) -> None:
