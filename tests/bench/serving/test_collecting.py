@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -45,15 +46,24 @@ class MetricsHandler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture
-def server() -> Iterator[MetricsServer]:
+@contextmanager
+def running_server() -> Iterator[MetricsServer]:
+    """A server of metrics while the block runs."""
     running = MetricsServer()
     thread = threading.Thread(target=running.serve_forever, args=(0.05,))
     thread.start()
-    yield running
-    running.shutdown()
-    thread.join()
-    running.server_close()
+    try:
+        yield running
+    finally:
+        running.shutdown()
+        thread.join()
+        running.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[MetricsServer]:
+    with running_server() as running:
+        yield running
 
 
 def rows(folder: Path) -> list[dict]:
