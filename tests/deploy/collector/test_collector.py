@@ -325,6 +325,7 @@ def test_a_replica_that_is_reached_late_does_not_bring_its_past():
     [
         ("ftp://127.0.0.1:1", "no address of a server"),
         ("unix:run/r1.sock", "its whole path"),
+        ("http://me:secret@127.0.0.1:1", "the address of '127.0.0.1:1' has a name or password in it"),
         ("a b=http://127.0.0.1:1", "cannot name a replica"),
     ],
 )

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from roofline.common.errors import ConfigError
+from roofline.deploy.collector import service
 from roofline.deploy.collector.collector import MetricsCollector
 from roofline.deploy.collector.options import CollectOptions
 from roofline.deploy.collector.service import TEXT, listen_on, serve_collector, single_key
@@ -172,3 +173,16 @@ def test_a_scrape_takes_the_interval_at_most_unless_it_is_told():
     assert CollectOptions(interval=2).scrape_seconds == 2
     assert CollectOptions(interval=600).scrape_seconds == 10
     assert CollectOptions(interval=2, timeout=5).scrape_seconds == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "warns"), [(["--host", "0.0.0.0"], True), (["--api-key", "k", "--host", "0.0.0.0"], False)]
+)
+def test_a_collector_that_anybody_can_read_is_warned_of(monkeypatch, words, warns):
+    async def serve(*arguments) -> None:
+        """Ends at once."""
+
+    monkeypatch.setattr(service, "serve_collector", serve)
+    result = call_roofline(["collect", "http://127.0.0.1:1", "--port", "0", *words])
+    assert result.exit_code in (None, 0), result.output
+    assert ("can be reached from other machines and there is no --api-key" in result.stderr) is warns
