@@ -277,6 +277,21 @@ def test_targets_change_while_it_runs():
     asyncio.run(run())
 
 
+def test_sums_do_not_wait_for_a_replica_that_joined_later():
+    async def run() -> None:
+        async with listening(shows(FakeReplica("a"))) as first, listening(silent) as second:
+            collector = MetricsCollector([target("a", first)], interval=0.05, timeout=20)
+            running = asyncio.create_task(collector.run())
+            await until(lambda: bool(collector.pages()))
+            collector.set_targets([target("a", first), target("b", second)])
+            async with asyncio.timeout(5):
+                await collector.first_round()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+
+
 def test_a_replica_that_is_reached_late_does_not_bring_its_past():
     """Its counters in one step would look like an enormous load; what it counts from then on is added."""
 
@@ -310,6 +325,7 @@ def test_a_replica_that_is_reached_late_does_not_bring_its_past():
     [
         ("ftp://127.0.0.1:1", "no address of a server"),
         ("unix:run/r1.sock", "its whole path"),
+        ("http://me:secret@127.0.0.1:1", "the address of '127.0.0.1:1' has a name or password in it"),
         ("a b=http://127.0.0.1:1", "cannot name a replica"),
     ],
 )

@@ -13,12 +13,15 @@ from tests.deploy.collector.prometheus_process import needs_prometheus, promethe
 TOKENS = "vllm:generation_tokens_total"
 
 
-def written(port: int, folder: Path) -> str:
-    """The configuration that `roofline deploy prometheus` writes, but for times; its rules are in the folder."""
+def written(port: int, folder: Path, every: str = "500ms") -> str:
+    """The configuration that `roofline deploy prometheus` writes, but for times; its rules go into the folder. every:
+    time between two scrapes."""
     files = monitoring_files(PrometheusOptions(collector=[f"127.0.0.1:{port}"]))
     for name in ("roofline.recording.yml", "roofline.alerts.yml"):
         (folder / name).write_text(files[name].replace("interval: 15s", "interval: 200ms"))
-    return files["prometheus.yml"].replace("scrape_interval: 5s", "scrape_interval: 200ms\n  scrape_timeout: 200ms")
+    return files["prometheus.yml"].replace(
+        "scrape_interval: 5s", f"scrape_interval: {every}\n  scrape_timeout: {every}"
+    )
 
 
 @needs_prometheus
@@ -66,12 +69,12 @@ def test_prometheus_has_the_fleets_sums_once_and_each_replica(tmp_path):
         await judge.becomes('count(ALERTS{alertname="RooflineGoldenCheckFailed",alertstate="firing",replica="b"})', 1)
         groups = (await judge.get("/api/v1/rules"))["data"]["groups"]
         health = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
-        assert len(health) == 23
+        assert len(health) == 25
         assert set(health.values()) == {"ok"}
 
     async def rates_survive_a_restart(judge, a: FakeReplica) -> None:
         """a begins anew, and its 13 tokens are the increase, not what is left of a sum that fell."""
-        await asyncio.sleep(0.5)  # two samples of 12
+        await judge.becomes(f"count_over_time({TOKENS}[10m]) >= bool 2", 1)
         a.begin_anew(), a.answer(13, 0.3)
         await judge.becomes(f"sum({TOKENS})", 25)
         await judge.becomes(f'replica:{TOKENS}{{replica="a"}}', 13)

@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from roofline.common.errors import ConfigError
+from roofline.deploy.collector import service
 from roofline.deploy.collector.collector import MetricsCollector
 from roofline.deploy.collector.options import CollectOptions
-from roofline.deploy.collector.service import TEXT, listen_on, serve_collector
+from roofline.deploy.collector.service import TEXT, listen_on, serve_collector, single_key
 from roofline.deploy.collector.targets import CollectorTarget
 from tests.command_line import call_roofline
 from tests.deploy.collector.fake_replicas import FakeReplica, listening, shows
@@ -35,10 +36,10 @@ def served(check: Callable[[Ask], Awaitable[None]], key: str | None = None) -> N
             )
             socket = listen_on("127.0.0.1", 0)
             port = socket.getsockname()[1]
-            serving = asyncio.create_task(serve_collector(collector, socket, key=key))
+            serving = asyncio.create_task(serve_collector(collector, socket, admits=single_key(key) if key else None))
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
 
-                async def ask(path: str, method: str = "GET", **headers: str) -> httpx.Response:
+                async def ask(path: str, method: str = "GET", **headers: str | bytes) -> httpx.Response:
                     return await client.request(method, path, headers=headers)
 
                 await check(ask)
@@ -89,6 +90,7 @@ def test_a_key_is_asked_for():
             assert (await ask(path)).status_code == 401
             assert (await ask(path, authorization="Bearer wrong")).status_code == 401
             assert (await ask(path, authorization="Basic right")).status_code == 401
+            assert (await ask(path, authorization=b"Bearer r\xedght")).status_code == 401
             assert (await ask(path, authorization="Bearer right", host="metrics.example")).status_code == 200
         assert (await ask("/health")).status_code == 200
 
@@ -171,3 +173,16 @@ def test_a_scrape_takes_the_interval_at_most_unless_it_is_told():
     assert CollectOptions(interval=2).scrape_seconds == 2
     assert CollectOptions(interval=600).scrape_seconds == 10
     assert CollectOptions(interval=2, timeout=5).scrape_seconds == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "warns"), [(["--host", "0.0.0.0"], True), (["--api-key", "k", "--host", "0.0.0.0"], False)]
+)
+def test_a_collector_that_anybody_can_read_is_warned_of(monkeypatch, words, warns):
+    async def serve(*arguments) -> None:
+        """Ends at once."""
+
+    monkeypatch.setattr(service, "serve_collector", serve)
+    result = call_roofline(["collect", "http://127.0.0.1:1", "--port", "0", *words])
+    assert result.exit_code in (None, 0), result.output
+    assert ("can be reached from other machines and there is no --api-key" in result.stderr) is warns

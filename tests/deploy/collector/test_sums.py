@@ -245,3 +245,19 @@ def test_a_histogram_begins_anew_as_a_whole():
     fleet.take("a", page(small))
     fleet.take("a", page(large))
     assert figures(fleet) == {'h_bucket{le="1"}': 5, 'h_bucket{le="+Inf"}': 12, "h_count": 12, "h_sum": 75}
+
+
+def test_a_sum_that_falls_is_a_new_process_unless_observations_are_below_zero():
+    def observed(edge: str, total: float) -> str:
+        return f'# TYPE h histogram\nh_bucket{{le="{edge}"}} 1\nh_bucket{{le="+Inf"}} 1\nh_count 1\nh_sum {total}\n'
+
+    fleet = FleetSums()
+    fleet.take("a", page(observed("1", 0.5)))
+    fleet.take("a", page(observed("1", 0.25)))  # one observation again, by another process
+    assert (figures(fleet)["h_sum"], figures(fleet)["h_count"]) == (0.75, 2)
+    fleet = FleetSums()
+    fleet.take("a", page(observed("-1", 0.5)))
+    fleet.take("a", page(observed("-1", 0.25)))
+    assert (figures(fleet)["h_sum"], figures(fleet)["h_count"]) == (0.25, 1)
+    fleet.take("a", page(observed("-1", -3)))
+    assert figures(fleet)["h_sum"] == -3

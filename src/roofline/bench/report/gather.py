@@ -7,9 +7,18 @@ from pathlib import Path
 
 from roofline.bench.load.events import Events, read_events
 from roofline.bench.report import words
+from roofline.bench.results.collected import (
+    DRAWN,
+    MARGIN_SECONDS,
+    CollectedSeries,
+    end_of,
+    read_collected,
+    series_folder,
+    start_of,
+)
 from roofline.bench.results.point import Point
 from roofline.bench.results.store import read_points
-from roofline.common.errors import ConfigError
+from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.files import cause_of
 from roofline.common.units import human_bytes, human_rate, human_seconds
 from roofline.hardware.roofs import TOLERANCE
@@ -25,13 +34,22 @@ class CurveKind:
     place: str
 
 
+@dataclass(frozen=True)
+class CollectedRun:
+    """Points that one command measured under load, and what the servers' metrics said meanwhile."""
+
+    name: str
+    points: list[Point]
+    series: list[CollectedSeries]
+
+
 @dataclass
 class Gathered:
     """Points that reports are made of, in the order of their load.
 
     points: without the impossible ones; kinds: the curves among them, each with its number, by which it has the same
     colour and marker in every chart; refused: a sentence with the arithmetic for each impossible point; events: raw
-    events by the id of their point; notes: what is missing.
+    events by the id of their point; notes: what is missing; collected: runs beside which servers' metrics were kept.
     """
 
     points: list[Point]
@@ -39,6 +57,7 @@ class Gathered:
     refused: list[str] = field(default_factory=list)
     events: dict[str, Events] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    collected: list[CollectedRun] = field(default_factory=list)
 
     @property
     def places(self) -> list[str]:
@@ -77,8 +96,11 @@ def gather(paths: Sequence[Path]) -> Gathered:
     events: dict[str, Events] = {}
     notes: list[str] = []
     points: dict[str, Point] = {}
+    of_paths: dict[Path, set[str]] = {}
     for path in paths:
-        for point in read_points(path):
+        measured = read_points(path)
+        of_paths[path] = {point.id for point in measured}
+        for point in measured:
             if point.id not in points:
                 points[point.id] = point
                 _read_events(point, path.parent, events, notes)
@@ -91,6 +113,9 @@ def gather(paths: Sequence[Path]) -> Gathered:
         )
     gathered = of_points(list(points.values()))
     gathered.events, gathered.notes = events, notes
+    gathered.collected = [
+        run for path, ids in of_paths.items() for run in _collected(path, gathered.points, ids, notes)
+    ]
     return gathered
 
 
@@ -142,6 +167,28 @@ def _rates(point: Point, which: str) -> str:
         read, flops = device.sheet_bytes_per_s, device.sheet_flops
     rates = [human_rate(read, "B")] * bool(read) + [human_rate(flops, "op")] * bool(flops)
     return f" ({', '.join(rates)})" if rates else ""
+
+
+def _collected(path: Path, points: Sequence[Point], ids: set[str], notes: list[str]) -> list[CollectedRun]:
+    """The runs beside which series lie. points: of all files; ids: of those in this one."""
+    folder = series_folder(path)
+    if not folder.is_dir():
+        return []
+    runs: dict[str, list[Point]] = {}
+    for point in points:
+        if point.id in ids and point.load is not None:
+            runs.setdefault(point.run, []).append(point)
+    collected = []
+    for name, measured in runs.items():
+        begin, end = start_of(measured) - MARGIN_SECONDS, end_of(measured) + MARGIN_SECONDS
+        try:
+            series = read_collected(folder, DRAWN, begin, end, notes.append)
+        except UnsupportedError as error:
+            notes.append(f"no chart shows {folder}: {error}")
+            break
+        if series:
+            collected.append(CollectedRun(name, sorted(measured, key=lambda point: start_of([point])), series))
+    return collected
 
 
 def _read_events(point: Point, folder: Path, events: dict[str, Events], notes: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from roofline.bench.report import cost, intensity, moments, ratios, throughput, words
+from roofline.bench.report import cost, intensity, moments, ratios, replicas_over_time, throughput, words
 from roofline.bench.report.chart import ReportSection, Table
 from roofline.bench.report.gather import Gathered
 from roofline.bench.report.page import Report
@@ -17,6 +17,7 @@ def report(gathered: Gathered, title: str = "", slo: Slo | None = None, prices: 
     sections: list[ReportSection | None] = [*throughput.sections(gathered, slo or Slo())]
     sections += [ratios.forest(gathered), ratios.machines(gathered), intensity.section(gathered)]
     sections += moments.sections(gathered)
+    sections += replicas_over_time.sections(gathered)
     sections += cost.sections(gathered, prices) if prices is not None else []
     sections += [_other_figures(gathered), _conditions(gathered), _definitions(gathered)]
     return Report(

@@ -3,7 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-from roofline.cli.measure.load_options import TARGET_HELP, LevelOptions, LoadTestOptions, UnreadOptions, tell_points
+from roofline.cli.measure.load_options import (
+    TARGET_HELP,
+    CollectedTestOptions,
+    LevelOptions,
+    UnreadOptions,
+    tell_points,
+)
 from roofline.cli.options import AsJsonLines
 from roofline.cli.parser import Argument
 from roofline.common import log
@@ -13,7 +19,7 @@ from roofline.common.options import Option
 
 def command(
     target: Annotated[str, Argument(TARGET_HELP)],
-    options: LoadTestOptions,
+    options: CollectedTestOptions,
     level: LevelOptions,
     unread: UnreadOptions,
     workers: Annotated[int, Option("The most at a time: 1, 2, 4, ... up to it.", minimum=1, unit="workers")] = 64,
@@ -41,5 +47,5 @@ def command(
     traffic = options.traffic_of(sum(sizes.of(each) for each in measured) * loads, "typical")
     for difference in [] if levels_from is None else unlike_levels(levels_from, traffic, sizes, workers):
         log.get("bench").warning("%s: %s", levels_from, difference)
-    with open_load_test(options.settings(target), traffic, measured[-1]) as test:
+    with options.collecting(), open_load_test(options.settings(target), traffic, measured[-1]) as test:
         tell_points(test, curve(test, workers, sizes, poisson, rates), as_json, len(measured) * loads)

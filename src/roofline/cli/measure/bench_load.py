@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from roofline.cli.measure.load_options import TARGET_HELP, LoadTestOptions, UnreadOptions, tell_points
+from roofline.cli.measure.load_options import TARGET_HELP, CollectedTestOptions, UnreadOptions, tell_points
 from roofline.cli.options import AsJson
 from roofline.cli.parser import Argument
 from roofline.common.errors import ConfigError
@@ -59,7 +59,7 @@ class ArrivalOptions(Options):
 
 def command(
     target: Annotated[str, Argument(TARGET_HELP)],
-    options: LoadTestOptions,
+    options: CollectedTestOptions,
     load: ArrivalOptions,
     unread: UnreadOptions,
     as_json: AsJson = False,
@@ -78,7 +78,7 @@ def command(
     at_a_rate = load.arrivals in ("constant", "poisson", "gamma")
     planned = min(requests / (load.rate or 1.0), load.seconds) if at_a_rate else None
     streams = load.streams or (load.concurrency or 1 if load.arrivals in ("closed", "batch") else 64)
-    with open_load_test(options.settings(target), traffic, streams) as test:
+    with options.collecting(), open_load_test(options.settings(target), traffic, streams) as test:
         plan = test.plan(requests, seed=options.seed, **chosen)
         points = (measure(test, "load", each) for each in [plan])  # measured when it is asked for
         tell_points(test, points, as_json, 1, planned)

@@ -2,7 +2,13 @@
 
 from typing import Annotated
 
-from roofline.cli.measure.load_options import TARGET_HELP, LevelOptions, LoadTestOptions, UnreadOptions, tell_points
+from roofline.cli.measure.load_options import (
+    TARGET_HELP,
+    CollectedTestOptions,
+    LevelOptions,
+    UnreadOptions,
+    tell_points,
+)
 from roofline.cli.options import AsJsonLines
 from roofline.cli.parser import Argument
 from roofline.common.options import Option
@@ -10,7 +16,7 @@ from roofline.common.options import Option
 
 def command(
     target: Annotated[str, Argument(TARGET_HELP)],
-    options: LoadTestOptions,
+    options: CollectedTestOptions,
     level: LevelOptions,
     unread: UnreadOptions,
     concurrency: Annotated[int, Option("The most at a time.", minimum=1, unit="requests")] = 2048,
@@ -25,5 +31,5 @@ def command(
 
     sizes = Sizes(level.requests, level.fewest, level.seconds, unread.plan_fields(target))
     traffic = options.traffic_of(sum(sizes.of(workers) for workers in levels(concurrency)), "dell")
-    with open_load_test(options.settings(target), traffic, concurrency) as test:
+    with options.collecting(), open_load_test(options.settings(target), traffic, concurrency) as test:
         tell_points(test, sweep(test, concurrency, sizes), as_json, overload=True)

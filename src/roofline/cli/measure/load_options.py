@@ -1,7 +1,7 @@
 """What the commands have in common that put a server under load: which, with what, where the results go."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -158,6 +158,27 @@ class UnreadOptions(Options):
         if self.unread and target.startswith(IN_PROCESS):
             raise ConfigError(f"--unread is of servers: {target} has no connection whose client could leave it unread")
         return {**chosen, "unread": self.unread}
+
+
+@dataclass(frozen=True)
+class CollectedTestOptions(LoadTestOptions):
+    """How a server is put under load, and whose metrics are kept meanwhile."""
+
+    collect: list[str] | None = option(
+        None,
+        "Server whose /metrics are written beside --out (FILE.series) while it is measured, as ADDRESS or "
+        "NAME=ADDRESS; of a fleet each replica, once for each. `bench report` draws them.",
+        topic=_RESULTS,
+    )
+    collect_interval: float = option(
+        2.0, "From one reading of --collect to the next.", minimum=0.1, maximum=3600, unit="seconds", topic=_RESULTS
+    )
+
+    def collecting(self) -> AbstractContextManager[None]:
+        """Around the measuring: what collects. Raises ConfigError where it cannot."""
+        from roofline.bench.serving.collecting import collecting
+
+        return collecting(self.collect or (), self.out, self.api_key, self.collect_interval)
 
 
 MOST_UNANSWERED = 0.1  # of a command's requests, beyond which its status is not 0

@@ -117,11 +117,11 @@ class MetricsCollector:
         await asyncio.gather(*(self._read(record) for record in list(self._replicas.values())))
 
     async def first_round(self) -> None:
-        """Wait until every replica has been asked once, which takes the time of one scrape at most."""
+        """Wait until every replica of the beginning has been asked once, which takes a scrape's time at most."""
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(contextlib.suppress(TimeoutError))
             await stack.enter_async_context(asyncio.timeout(self._timeout + 1))
-            while any(record.state == "starting" for record in self._replicas.values()):
+            while any(record.initial and record.state == "starting" for record in self._replicas.values()):
                 await asyncio.sleep(0.01)
 
     async def close(self) -> None:

@@ -28,6 +28,9 @@ class CollectOptions(Options):
     trust: Path | None = option(
         None, "Certificates (PEM) of those who vouch for https:// replicas. Default: this machine's."
     )
+    series: Path | None = option(
+        None, "Folder that every figure of every scrape is written into, as Parquet files: time, replica, name, value."
+    )
 
     def __post_init__(self) -> None:
         """Raise ConfigError for keys that no header can hold."""

@@ -18,8 +18,8 @@ from prometheus_client.samples import Sample
 
 from roofline.deploy.collector.errors import ScrapeError
 
-MAX_BYTES = 4 << 20  # of a page; one of `roofline serve` has about 60 KB
-MAX_SERIES = 10_000  # of a page; one of `roofline serve` has about 400 a model
+MAX_BYTES = 4 << 20  # of a page; one of `roofline serve` has about 32 KB a model
+MAX_SERIES = 10_000  # of a page; one of `roofline serve` has about 290 a model
 MAX_LINE = 4096  # characters: the parser copies the end of a line once for each of its labels
 MAX_COUNT = 2.0**63  # what a counter can be; beyond it sums of doubles have lost their last thousands
 REPLICA_PREFIX = "replica:"  # of names under which a collector shows the series of single replicas

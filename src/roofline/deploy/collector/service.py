@@ -7,7 +7,7 @@ import errno
 import hmac
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.datastructures import Headers
@@ -21,16 +21,18 @@ from roofline.server.options import is_loopback
 from roofline.server.protocol import BoundedProtocol
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus' text form
+KeyCheck = Callable[[bytes], bool]  # whether a key, as a client sends it, may read metrics
 MAX_CONNECTIONS = 64  # at a time, beyond which 503 is answered: who scrapes has one each
 END_SECONDS = 2.0  # for answers that are under way at the end
+WRITE_SECONDS = 30.0  # for the last files of a series
 
 
 class CollectorApp:
-    """The routes. key: asked for on all but /health; None: none is, and on a loopback address `host` only local names
-    are served, so that no page of a foreign site reads them."""
+    """The routes. admits: asked about the key of all requests but those for /health; None: no key is needed, and where
+    `host` is a loopback address only local names are served, so that no page of a foreign site reads them."""
 
-    def __init__(self, collector: MetricsCollector, host: str, key: str | None) -> None:
-        self._collector, self._host, self._key = collector, host, key
+    def __init__(self, collector: MetricsCollector, host: str, admits: KeyCheck | None) -> None:
+        self._collector, self._host, self._admits = collector, host, admits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, as ASGI has it."""
@@ -54,9 +56,9 @@ class CollectorApp:
         return Response(await asyncio.to_thread(render, self._collector.families()), media_type=TEXT)
 
     def _refusal(self, headers: Headers) -> Response | None:
-        if self._key is not None:
+        if self._admits is not None:
             scheme, _, key = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), self._key.encode()):
+            if scheme.lower() != "bearer" or not self._admits(key.strip().encode("latin-1")):
                 return _text(401, "Give the key as: Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"})
         elif is_loopback(self._host):
             host = headers.get("host", "")
@@ -76,12 +78,15 @@ class CollectorServer(uvicorn.Server):
 
 
 async def serve_collector(
-    collector: MetricsCollector, listening: socket.socket, host: str = "127.0.0.1", key: str | None = None
+    collector: MetricsCollector, listening: socket.socket, host: str = "127.0.0.1", admits: KeyCheck | None = None
 ) -> None:
-    """Read all replicas and serve what they have together, until this is cancelled. listening: a socket that is bound
-    (`listen_on`), which is closed at the end; key: that whoever reads must send."""
+    """Read all replicas and serve what they have together, until this is cancelled.
+
+    listening: a socket that is bound (`listen_on`), which is closed at the end; host: at which clients reach it, behind
+    a load balancer that one's; admits: whose keys may read, None: no key is needed.
+    """
     config = uvicorn.Config(
-        CollectorApp(collector, host, key),
+        CollectorApp(collector, host, admits),
         http=BoundedProtocol,
         ws="none",
         lifespan="off",
@@ -103,8 +108,13 @@ async def serve_collector(
     finally:
         server.should_exit = True
         tasks[1].cancel()
-        await asyncio.wait(tasks, timeout=2 * END_SECONDS)
+        await asyncio.wait(tasks, timeout=END_SECONDS + WRITE_SECONDS)
         listening.close()
+
+
+def single_key(key: str) -> KeyCheck:
+    """Return what admits one key."""
+    return lambda sent: hmac.compare_digest(sent, key.encode())
 
 
 def listen_on(host: str, port: int) -> socket.socket:

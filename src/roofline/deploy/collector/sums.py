@@ -130,12 +130,11 @@ class FleetSums:
         """Add what a family has grown by. Returns whether any of it had begun anew, and whether there was no room for
         some of it. skips: what it has so far is no growth."""
         total = self._families[family.name].series
-        sum_name = f"{family.name}_sum" if family.kind != "counter" else ""
         # The buckets of one histogram begin anew together, or they would no longer add up to its count.
         fallen = {
             without_edge(key[1])
             for key, value in family.series.items()
-            if key[0] != sum_name and value < before.get(key, 0.0)
+            if value < before.get(key, 0.0) and not self._may_fall(family, key)
         }
         left_out = False
         for key, value in family.series.items():
@@ -147,6 +146,12 @@ class FleetSums:
             first = value if skips else 0.0 if without_edge(key[1]) in fallen else before.get(key, 0.0)
             total[key] = total.get(key, 0.0) + (value - first)
         return bool(fallen), left_out
+
+    def _may_fall(self, family: MetricFamily, key: SeriesKey) -> bool:
+        """Whether a series is the sum of observations below 0, which says nothing of a new process when it falls."""
+        if family.kind == "counter" or key[0] != f"{family.name}_sum":
+            return False
+        return family.series[key] < 0 or self._edges.get(family.name, (0.0,))[0] < 0
 
     def _forget(self) -> None:
         """Forget replicas that left longest ago, where too much is remembered of such."""

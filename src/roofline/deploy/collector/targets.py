@@ -72,6 +72,8 @@ def check_targets(targets: Sequence[CollectorTarget]) -> None:
         names[target.name] = target.address
         if target.socket is None:
             check_address(target.address)
+            if "@" in urlsplit(target.address).netloc:  # it would be in logs and in /replicas
+                raise ConfigError(f"the address of {target.name!r} has a name or password in it: give a key beside it")
         elif not target.socket.startswith("/"):
             raise ConfigError(f"{target.address} is no socket: write unix: and its whole path, as unix:/run/r1.sock")
         if target.trust is not None and not target.address.startswith("https:"):

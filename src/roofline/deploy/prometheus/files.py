@@ -11,7 +11,13 @@ from roofline.common.options import Options, option
 
 FOLDER = Path(__file__).parent
 NAMES = ("prometheus.yml", "roofline.recording.yml", "roofline.alerts.yml", "grafana-dashboard.json")
-_COLLECTOR = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([1-9][0-9]{0,4})")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([1-9][0-9]{0,4})")
+
+_PROXY_JOB = """\
+  - job_name: roofline-proxy
+    static_configs:
+      - targets: [{}]
+"""
 
 
 @dataclass(frozen=True)
@@ -20,6 +26,9 @@ class PrometheusOptions(Options):
 
     collector: list[str] | None = option(
         None, "HOST:PORT of `roofline collect`, as Prometheus reaches it. Default: 127.0.0.1:9081."
+    )
+    proxy: list[str] | None = option(
+        None, "HOST:PORT of HAProxy's exporter for Prometheus, where requests are counted that reach no replica."
     )
     key_file: Path | None = option(
         None, "File with the key that the collector asks for, where Prometheus runs.", flags=("--key-file",)
@@ -34,9 +43,10 @@ class PrometheusOptions(Options):
     def __post_init__(self) -> None:
         """Raise ConfigError for what no file of Prometheus can hold."""
         super().__post_init__()
-        for address in self.collector or ():
-            if not _COLLECTOR.fullmatch(address) or int(address.rpartition(":")[2]) > 65535:
-                raise ConfigError(f"collector={address!r} cannot be used: write HOST:PORT, as 127.0.0.1:9081")
+        for name, addresses in (("collector", self.collector), ("proxy", self.proxy)):
+            for address in addresses or ():
+                if not _ADDRESS.fullmatch(address) or int(address.rpartition(":")[2]) > 65535:
+                    raise ConfigError(f"{name}={address!r} cannot be used: write HOST:PORT, as 127.0.0.1:9081")
         if not re.fullmatch(r"[!-~]+", self.runbooks) or "#" in self.runbooks:
             raise ConfigError(
                 f"runbooks={self.runbooks!r} cannot be used: give a path or an address without # or spaces"
@@ -52,6 +62,7 @@ def monitoring_files(options: PrometheusOptions) -> dict[str, str]:
     values = {
         "collectors": collectors,
         "authorization": key,
+        "proxies": _PROXY_JOB.format(", ".join(map(json.dumps, options.proxy))) if options.proxy else "",
         "first_token": f"{options.first_token:g}",
         "queue": str(options.queue),
         "errors": f"{options.errors:g}",
