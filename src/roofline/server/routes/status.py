@@ -81,8 +81,9 @@ async def ready(request: Request) -> Response:
     engine computes; replicas: which of several engines are up; models: the extra ones, of which those that are pinned
     must be loaded."""
     served = context.of(request)
-    if not served.engine.ready and served.engine.problem is not None:
-        raise RequestError(503, "engine_not_ready", f"The engine is not ready: {served.engine.problem}.")
+    if not served.engine.ready:
+        reason = f": {served.engine.problem}." if served.engine.problem is not None else ". Try again in a moment."
+        raise RequestError(503, "engine_not_ready", f"The engine is not ready{reason}")
     loaded, engines, checked = served.loaded(), served.engine.engines, served.engine.checked
     if served.adapters.loading:
         raise RequestError(503, "engine_not_ready", "The adapters are being loaded. Try again in a moment.")
