@@ -308,6 +308,17 @@ def test_health_and_ready(call, engine):
     assert call("POST", "/v1/chat/completions", json=CHAT).status_code == 503
 
 
+def test_requests_wait_for_an_engine_where_a_supervisor_has_others(call, make_context, engine):
+    engine.up = False
+    context = make_context(waits_for_engine=True)
+    assert (
+        call("POST", "/v1/chat/completions", json=CHAT, context=context).status_code == 200
+    )  # the engine was given it
+    assert call("GET", "/ready", context=context).status_code == 503
+    engine.description = None  # nothing was ever loaded
+    assert call("POST", "/v1/chat/completions", json=CHAT, context=context).status_code == 503
+
+
 def test_engine_error_before_and_within_a_stream(call, engine):
     engine.error = "0xdeadbeef: secret detail"
     whole = call("POST", "/v1/chat/completions", json=CHAT)

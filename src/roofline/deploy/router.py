@@ -16,6 +16,9 @@ class FleetRouter(Protocol):
     async def disable(self, name: str) -> None:
         """Have no more requests go to a replica; those that are open end as they would."""
 
+    async def states(self) -> dict[str, str]:
+        """Return what it thinks of each replica, in its own words."""
+
     async def reload(self) -> None:
         """Read the configuration again; open requests go on. Raises ConfigError, and then nothing has changed."""
 

@@ -33,6 +33,7 @@ class Context:
     stall_seconds: float = 10.0  # without a step while something waits: the engine is not ready
     canary_seconds: float = 0.0  # without a token: /ready asks for one; 0: never
     access_log: bool = False  # a line for each request
+    waits_for_engine: bool = False  # requests wait while an engine is started again; else they are answered with 503
     page: bool = True  # whether the chat page is served
     ping_seconds: float = 15.0  # of silence in a stream, before a comment is sent; 0: never
     pooling: Pooling | None = None  # what embeddings are made of; None: what the loaded model says
@@ -65,9 +66,10 @@ class Context:
         return 2 * (description.step_tokens if description else 512) * max(1, len(self.engine.engines))
 
     def loaded(self) -> Ready:
-        """The description of the loaded model. Raises RequestError 503 while no engine is ready."""
+        """The description of the loaded model. Raises RequestError 503 while no engine is ready; where requests wait
+        for one that is started again (`waits_for_engine`), only before the first one was."""
         description = self.engine.description
-        if description is None or not self.engine.ready:
+        if description is None or not (self.engine.ready or self.waits_for_engine):
             raise RequestError(503, "engine_not_ready", "The engine is not ready. Try again in a moment.")
         return description
 

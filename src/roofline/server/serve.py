@@ -131,7 +131,8 @@ async def _serve(
     manager: ServiceManager | None = None,
     waits: bool = False,
 ) -> None:
-    """Serve until told to end. waits: connections are taken once the model is loaded, and not before."""
+    """Serve until told to end. waits: connections are taken once the model is loaded, and requests wait while its
+    engine is started again: whoever handed the socket over has others that answer meanwhile."""
     adapters = adapters_of(options, engine)
     loading, failing = asyncio.create_task(_start(engine, adapters)), asyncio.create_task(engine.failed())
     spans: Tracing | None = None
@@ -143,7 +144,7 @@ async def _serve(
         text = read_text()
         spans = _tracing(options.otlp_endpoint)
         golden = _golden_state()
-        context = _context(options, adapters, engine, text, golden)
+        context = _context(options, adapters, engine, text, golden, waits)
         models = _extra_models(options, context)
         server = _http_server(options, context, models, spans)
         if options.golden_check != "off":
@@ -247,8 +248,9 @@ def _context(
     engine: "AsyncEngine",
     text: "TextSide",
     golden: "GoldenState",
+    waits: bool,
 ) -> "Context":
-    """What the routes work with."""
+    """What the routes work with. waits: requests wait while an engine is started again."""
     from roofline.engine.receipts.signing import Ed25519Signer
     from roofline.server.adapters import named_path
     from roofline.server.context import Context
@@ -278,6 +280,7 @@ def _context(
         batch_at_once=options.batch_at_once,
         adapters=adapters,
         golden=golden,
+        waits_for_engine=waits,
     )
 
 

@@ -89,7 +89,7 @@ def _print_status(state: JsonObject) -> None:
     ending = ", ending" if state["stopping"] else ""
     print(f"{state['name']}: {state['served_name']} on {state['address']}, {ready} of {state['wanted']} ready{ending}")
     print(f"balance {state['balance']}, statistics {state['statistics']}, logs {state['folder']}")
-    headings = ("", "state", "port", "pid", "restarts", "running", "waiting", "served", "tokens/s", "model")
+    headings = ("", "state", "proxy", "port", "pid", "restarts", "running", "waiting", "served", "tokens/s", "model")
     console().print(plain_table(headings, [_row(replica) for replica in shown]))
 
 
@@ -99,4 +99,13 @@ def _row(replica: JsonObject) -> list[str]:
     pid = "-" if replica["pid"] is None else str(replica["pid"])
     leaving = f" +{len(replica['draining'])} draining" if replica["draining"] else ""
     state = f"{replica['state']}{leaving}"
-    return [replica["name"], state, str(replica["port"]), pid, str(replica["restarts"]), *counts, replica["model"]]
+    return [
+        replica["name"],
+        state,
+        replica["proxy"] or "-",
+        str(replica["port"]),
+        pid,
+        str(replica["restarts"]),
+        *counts,
+        replica["model"],
+    ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import csv
 import re
 import resource
 import shutil
@@ -115,9 +116,15 @@ class HaproxyRouter:
         for process in self._leaving:
             process.send(signal.SIGKILL)
 
-    async def statistics(self) -> str:
-        """Return HAProxy's counters as CSV (`show stat`). Raises RuntimeCommandError."""
-        return await ask_haproxy(self._socket(self._generation), "show stat")
+    async def states(self) -> dict[str, str]:
+        """Return what HAProxy thinks of each replica: UP, DOWN, MAINT; nothing while it does not answer."""
+        try:
+            table = await ask_haproxy(self._socket(self._generation), "show stat")
+        except RuntimeCommandError:
+            return {}
+        rows = csv.DictReader(table.removeprefix("# ").splitlines())
+        replicas = [row for row in rows if row.get("pxname") == "replicas" and row["svname"] in self._enabled]
+        return {row["svname"]: row["status"].split()[0] for row in replicas}
 
     async def _set(self, name: str, enabled: bool) -> None:
         async with self._changing:

@@ -4,10 +4,11 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from roofline.common import log
 from roofline.common.errors import ConfigError, RooflineError
@@ -206,7 +207,7 @@ class FleetSupervisor:
     async def _handle(self, command: JsonObject, tell: Tell) -> JsonObject:
         match command:
             case {"command": "status"}:
-                return self.to_json()
+                return self.to_json(await self._router.states())
             case {"command": "down", **further}:
                 self.stop()
                 if further.get("now"):
@@ -223,8 +224,9 @@ class FleetSupervisor:
                 return self.to_json()
         raise ConfigError(f"there is no command {command.get('command')!r} of a fleet")
 
-    def to_json(self) -> JsonObject:
-        """Return the state of the fleet, as `roofline status --json` prints it."""
+    def to_json(self, in_proxy: Mapping[str, str] = MappingProxyType({})) -> JsonObject:
+        """Return the state of the fleet, as `roofline status --json` prints it. in_proxy: what the proxy thinks of each
+        replica."""
         return {
             "name": self._folder.name,
             "pid": os.getpid(),
@@ -239,7 +241,7 @@ class FleetSupervisor:
             "most": len(self._slots),
             "stopping": self._stopping.is_set(),
             "router": {"program": "haproxy", "pid": self._router.pid, "restarts": self._router.restarts},
-            "replicas": [slot.to_json() for slot in self._slots],
+            "replicas": [slot.to_json() | {"proxy": in_proxy.get(slot.name)} for slot in self._slots],
         }
 
     async def scale(self, count: int) -> None:

@@ -94,8 +94,9 @@ async def ready(request: Request) -> Response:
 def _readiness(request: Request) -> JsonObject:
     """What /ready tells. Raises RequestError 503 with the reason where it is not."""
     served = context.of(request)
-    if not served.engine.ready and served.engine.problem is not None:
-        raise RequestError(503, "engine_not_ready", f"The engine is not ready: {served.engine.problem}.")
+    if not served.engine.ready:
+        reason = f": {served.engine.problem}." if served.engine.problem is not None else ". Try again in a moment."
+        raise RequestError(503, "engine_not_ready", f"The engine is not ready{reason}")
     loaded, engines, checked = served.loaded(), served.engine.engines, served.engine.checked
     if served.adapters.loading:
         raise RequestError(503, "engine_not_ready", "The adapters are being loaded. Try again in a moment.")
