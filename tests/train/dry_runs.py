@@ -6,7 +6,6 @@ is scaled: what is exact of it, tests/train/test_memory.py looks at with the pla
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,8 +17,8 @@ OF_CONFIG: Any = {
 
 
 def remembering(dry_run: Callable[..., Any]) -> Callable[..., Any]:
-    """`dry_run` that answers calls from memory whose arguments are equal, but for their rows, the length of these, and
-    numbers that size no tensor: constants of the model and the scale of adapters.
+    """`dry_run` that answers calls from memory whose arguments are equal, but for their rows, the length of these, the
+    model's constants, and which adapters are trained beside which form of it.
 
     What it raises is not remembered.
     """
@@ -37,8 +36,7 @@ def remembering(dry_run: Callable[..., Any]) -> Callable[..., Any]:
         place = (world.device.type, world.grouped, world.tensor.rank, world.tensor.size)
         sections = config.model_dump_json(include=OF_CONFIG)
         sizes = {name: value for name, value in shape.items() if not isinstance(value, float)}
-        sized_forms = repr(sorted((name, replace(form, scale=1.0)) for name, form in forms.items()))
-        key = (sections, json.dumps(sizes, sort_keys=True), *place, dtype, several, sized_forms)
+        key = (sections, json.dumps(sizes, sort_keys=True), *place, dtype, several, bool(forms))
         tokens = rows * config.max_seq_len
         if key not in usages:
             usages[key] = tokens, dry_run(config, shape, world, dtype, rows, several, forms)
