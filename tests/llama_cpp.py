@@ -212,7 +212,9 @@ class LlamaCpp:
 
         require("xllamacpp")
         call, pipe = [sys.executable, __file__], subprocess.PIPE
-        self._program = subprocess.Popen(call, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+        # Where it ends itself it would ask a debugger for its calls, which takes that one four seconds.
+        quiet = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+        self._program = subprocess.Popen(call, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=quiet)
 
     def _run(self, name: str, *words: object) -> None:
         assert self._program.stdin is not None

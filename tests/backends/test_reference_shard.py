@@ -44,7 +44,9 @@ def run(program: Program, model: builders.Model, steps: Steps, group: Member | N
 
 
 def part(model: builders.Model, after: str, share: Share, target: Any = CPU) -> Program:
-    return dict(stages(model.family, model.cfg, model.tensors, target, share=share))[after]
+    """The Program after a pass; those behind it are not run."""
+    passed = stages(model.family, model.cfg, model.tensors, target, share=share)
+    return next(program for name, program in passed if name == after)
 
 
 def together(model: builders.Model, after: str, ranks: int, steps: Steps = WHOLE) -> list[np.ndarray]:

@@ -60,8 +60,14 @@ def compiled(source: Checkpoint, share: Share = ONE) -> Program:
     return compile_program(family, config, source.tensors, CPU, share=share)
 
 
-def executable(kind: str, source: Checkpoint, share: Share = ONE, group: Member | None = None) -> Any:
-    program = compiled(source, share)
+def of_ranks(source: Checkpoint, ranks: int) -> list[Program]:
+    """The Program of each rank: tests compile them once, and compute them in several ways."""
+    return [compiled(source, Share(rank, ranks)) for rank in range(ranks)]
+
+
+def executable(kind: str, source: Checkpoint, program: Program | None = None, group: Member | None = None) -> Any:
+    """program: of a rank or stage; None: of the whole model."""
+    program = compiled(source) if program is None else program
     if kind == "reference":
         return ReferenceExecutable(program, source.read, LIMITS, 16, 256, group=group)
     identity: Future[str] = Future()
@@ -89,14 +95,16 @@ def slots(made: Any) -> np.ndarray:
     return stored.reshape(LIMITS.state_slots, -1).copy()
 
 
-def together(kind: str, source: Checkpoint, ranks: int, chunks: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+def together(
+    kind: str, source: Checkpoint, programs: list[Program], chunks: Any
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Each rank's logits and slots."""
 
     def work(member: Member) -> tuple[np.ndarray, np.ndarray]:
-        made = executable(kind, source, Share(member.rank, ranks), member)
+        made = executable(kind, source, programs[member.rank], member)
         return steps(made, chunks), slots(made)
 
-    return Threads(ranks).run(work)
+    return Threads(len(programs)).run(work)
 
 
 def first_layer(program: Program, values: np.ndarray) -> dict[str, np.ndarray]:
@@ -114,8 +122,9 @@ def first_layer(program: Program, values: np.ndarray) -> dict[str, np.ndarray]:
 def test_ranks_have_the_bits_of_the_reference_s_ranks_and_the_state_of_their_heads(name: str) -> None:
     config, ranks = CASES[name]
     source = source_of(config)
-    made, wanted = (together(kind, source, ranks, CHUNKS) for kind in ("cpu", "reference"))
-    alone = executable("cpu", source)
+    programs, entire = of_ranks(source, ranks), compiled(source)
+    made, wanted = (together(kind, source, programs, CHUNKS) for kind in ("cpu", "reference"))
+    alone = executable("cpu", source, entire)
     logits, (_, whole) = steps(alone, CHUNKS), (None, slots(alone))
     assert np.abs(made[0][0] - logits).max() < 2e-3 * np.abs(logits).max()
     model = registry.config_of(config)
@@ -123,11 +132,10 @@ def test_ranks_have_the_bits_of_the_reference_s_ranks_and_the_state_of_their_hea
     parts = divide_value_heads(*sizes, 1, ranks, model.tiled)
     for rank, (heads, (rows, state), (slow_rows, slow_state)) in enumerate(zip(parts, made, wanted, strict=True)):
         assert rows.tobytes() == made[0][0].tobytes() == slow_rows.tobytes()
-        program = compiled(source, Share(rank, ranks))
         for slot in (5, 2):
             assert state[slot].tobytes() == slow_state[slot].tobytes()
             # What the first layer reads is the same on all ranks as in one process: so is what it keeps.
-            mine, theirs = first_layer(program, state[slot]), first_layer(compiled(source), whole[slot])
+            mine, theirs = first_layer(programs[rank], state[slot]), first_layer(entire, whole[slot])
             assert mine[MATRIX].tobytes() == theirs[MATRIX][slice(*heads.heads)].tobytes()
             columns = [
                 np.arange(*(edge * model.key_dim for edge in heads.kv_heads)) + at for at in (0, model.key_width)
@@ -140,15 +148,15 @@ def test_ranks_have_the_bits_of_the_reference_s_ranks_and_the_state_of_their_hea
 def test_ranks_have_the_state_of_their_heads_and_groups_of_a_scan(name: str) -> None:
     config, ranks, heads_by_rank, groups_by_rank = SCANS[name]
     source = source_of(config)
-    made, wanted = (together(kind, source, ranks, CHUNKS) for kind in ("cpu", "reference"))
-    alone = executable("cpu", source)
+    programs, entire = of_ranks(source, ranks), compiled(source)
+    made, wanted = (together(kind, source, programs, CHUNKS) for kind in ("cpu", "reference"))
+    alone = executable("cpu", source, entire)
     logits, (_, whole) = steps(alone, CHUNKS), (None, slots(alone))
     assert np.abs(made[0][0] - logits).max() < 2e-3 * np.abs(logits).max()
     model = registry.config_of(config)
     heads = getattr(model, "scan_heads", model.inner)
     for rank, ((rows, state), (slow_rows, slow_state)) in enumerate(zip(made, wanted, strict=True)):
         assert rows.tobytes() == made[0][0].tobytes() == slow_rows.tobytes()
-        mine_of, theirs_of = compiled(source, Share(rank, ranks)), compiled(source)
         first, last = (edge * (model.inner // heads) for edge in heads_by_rank[rank])
         columns = [np.arange(first, last)]
         if heads < model.inner:
@@ -156,7 +164,7 @@ def test_ranks_have_the_state_of_their_heads_and_groups_of_a_scan(name: str) -> 
             columns += [np.arange(begin, end) + model.inner + at * model.groups * model.states for at in range(2)]
         for slot in (5, 2):
             assert state[slot].tobytes() == slow_state[slot].tobytes()
-            mine, theirs = first_layer(mine_of, state[slot]), first_layer(theirs_of, whole[slot])
+            mine, theirs = first_layer(programs[rank], state[slot]), first_layer(entire, whole[slot])
             assert mine[COLUMNS].tobytes() == theirs[COLUMNS][:, np.concatenate(columns)].tobytes()
             if heads < model.inner:
                 assert mine[MATRIX].tobytes() == theirs[MATRIX][slice(*heads_by_rank[rank])].tobytes()
@@ -179,9 +187,10 @@ QUANTISED = {
 @pytest.mark.parametrize("name", QUANTISED)
 def test_chunks_and_neighbours_change_no_bit_of_quantised_scans(name: str, form: str, ranks: int) -> None:
     source = random_checkpoint(QUANTISED[name], 3, form)
-    whole, chunked = (together("cpu", source, ranks, steps)[0][0] for steps in (WHOLE, CHUNKS))
+    programs = of_ranks(source, ranks)
+    whole, chunked = (together("cpu", source, programs, steps)[0][0] for steps in (WHOLE, CHUNKS))
     assert np.concatenate([chunked[:17], chunked[17:39], chunked[39:]]).tobytes() == whole.tobytes()
-    assert whole.tobytes() == together("reference", source, ranks, WHOLE)[0][0].tobytes()
+    assert whole.tobytes() == together("reference", source, programs, WHOLE)[0][0].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +198,8 @@ def test_chunks_and_neighbours_change_no_bit_of_quantised_scans(name: str, form:
 )
 def test_chunks_and_neighbours_change_no_bit_of_quantised_models(name: str, form: str, fields: dict[str, Any]) -> None:
     source = checkpoint(name, form, value_dim=32, layers=3, recurrent=[True, False, True], **fields)
-    whole, chunked = (together("cpu", source, 2, steps)[0][0] for steps in (WHOLE, CHUNKS))
+    programs = of_ranks(source, 2)
+    whole, chunked = (together("cpu", source, programs, steps)[0][0] for steps in (WHOLE, CHUNKS))
     assert np.concatenate([chunked[:17], chunked[17:39], chunked[39:]]).tobytes() == whole.tobytes()
 
 
@@ -210,7 +220,8 @@ def test_stages_have_the_bits_of_one_process_though_one_keeps_no_state() -> None
     source = source_of(FAMILIES["qwen3_5"])
     alone = steps(executable("reference", source), CHUNKS)
     for stages in (2, 3):
-        made = [executable("reference", source, Share(0, 1, number, stages)) for number in range(stages)]
+        parts = [compiled(source, Share(0, 1, number, stages)) for number in range(stages)]
+        made = [executable("reference", source, part) for part in parts]
         assert staged_steps(made).tobytes() == alone.tobytes()
         assert [stage.slot_bytes > 0 for stage in made] == [True, stages == 2, True][:stages]
 
@@ -220,11 +231,10 @@ def test_stages_of_ranks_have_the_bits_of_ranks(name: str) -> None:
     source = source_of(FAMILIES[name])
 
     def staged(member: Member) -> np.ndarray:
-        return staged_steps(
-            [executable("reference", source, Share(member.rank, 2, number, 2), member) for number in range(2)]
-        )
+        parts = [compiled(source, Share(member.rank, 2, number, 2)) for number in range(2)]
+        return staged_steps([executable("reference", source, part, member) for part in parts])
 
-    alone = together("reference", source, 2, CHUNKS)[0][0]
+    alone = together("reference", source, of_ranks(source, 2), CHUNKS)[0][0]
     assert all(rows.tobytes() == alone.tobytes() for rows in Threads(2).run(staged))
 
 

@@ -90,15 +90,26 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 SLOW = ("no prefix cache", "where it pays")
+ASKED = (GREEDY, SAMPLED, GREEDY)  # the last time, pages of the answers can be found too
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> tuple[str, list[list[Answer]]]:
+    """The fingerprint of the model without guesses, and its answers each time."""
+    engine = engine_of(folder, {})
+    return engine.executable.fingerprint, [answers(engine, PROMPTS, params) for params in ASKED]
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow) if way in SLOW else way for way in WAYS])
-def test_the_bits_of_answers_do_not_depend_on_guesses(folder: Path, way: str) -> None:
+def test_the_bits_of_answers_do_not_depend_on_guesses(
+    folder: Path, plain: tuple[str, list[list[Answer]]], way: str
+) -> None:
     config, options = WAYS[way]
-    plain, guessing = engine_of(folder, {}), engine_of(folder, MTP | config, **options)
-    assert plain.executable.fingerprint == guessing.executable.fingerprint
-    for params in (GREEDY, SAMPLED, GREEDY):  # the last time, pages of the answers can be found too
-        assert answers(guessing, PROMPTS, params) == answers(plain, PROMPTS, params)
+    fingerprint, expected = plain
+    guessing = engine_of(folder, MTP | config, **options)
+    assert guessing.executable.fingerprint == fingerprint
+    for params, texts in zip(ASKED, expected, strict=True):
+        assert answers(guessing, PROMPTS, params) == texts
     stats = guessing.stats()
     assert stats.drafts > 0 or way == "where it pays"
     assert stats.preemptions > 0 or way != "with few pages"

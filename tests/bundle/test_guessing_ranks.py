@@ -20,12 +20,13 @@ from roofline.engine.config import EngineConfig
 from roofline.engine.local import LocalEngine
 from roofline.engine.params import SamplingParams
 from tests.bundle.test_guessing import (
+    ASKED,
     ATTENDING,
     GREEDY,
     MIXED,
     MTP,
     PROMPTS,
-    SAMPLED,
+    Answer,
     answers,
     check_guesses,
     watch_drafts,
@@ -53,17 +54,24 @@ def folder(judge: GuessingModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return judge.save(tmp_path_factory.mktemp("guessing") / "model")
 
 
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> tuple[str, list[list[Answer]]]:
+    """The fingerprint of the ranks without guesses, and their answers each time."""
+    with ranked(folder, EngineConfig(), **SIZES) as engine:
+        return engine.executable.fingerprint, [answers(engine, PROMPTS, params) for params in ASKED]
+
+
 @pytest.mark.parametrize("way", WAYS)
-def test_the_bits_of_answers_on_ranks_do_not_depend_on_guesses(folder: Path, way: str) -> None:
+def test_the_bits_of_answers_on_ranks_do_not_depend_on_guesses(
+    folder: Path, plain: tuple[str, list[list[Answer]]], way: str
+) -> None:
     config, options = WAYS[way]
-    with (
-        ranked(folder, EngineConfig(), **SIZES) as plain,
-        ranked(folder, EngineConfig(**(MTP | config)), **(SIZES | options)) as guessing,
-    ):
-        assert plain.executable.fingerprint == guessing.executable.fingerprint
+    fingerprint, expected = plain
+    with ranked(folder, EngineConfig(**(MTP | config)), **(SIZES | options)) as guessing:
+        assert guessing.executable.fingerprint == fingerprint
         left = _watch_batch(guessing)
-        for params in (GREEDY, SAMPLED, GREEDY):  # the last time, pages of the answers can be found too
-            assert answers(guessing, PROMPTS, params) == answers(plain, PROMPTS, params)
+        for params, texts in zip(ASKED, expected, strict=True):
+            assert answers(guessing, PROMPTS, params) == texts
         stats = guessing.stats()
         assert stats.drafts > 0
         assert stats.preemptions > 0 or way != "with few pages"

@@ -1,6 +1,6 @@
 """Dry runs of one model and one form of step are counted once: tests train the same few models hundreds of times, and
-what a dry run takes is a third of such a run. Where only the number of rows differs, what was counted is scaled: what
-is exact of it, tests/train/test_memory.py looks at with the plain dry run.
+what a dry run takes is a third of such a run. Where only the number of rows or their length differs, what was counted
+is scaled: what is exact of it, tests/train/test_memory.py looks at with the plain dry run.
 """
 
 import copy
@@ -12,12 +12,13 @@ from typing import Any
 # What a dry run reads of a configuration; what else changes its result is among its other arguments.
 OF_CONFIG: Any = {
     "model": {"loss_fn", "attn_config"},
-    **dict.fromkeys(("fsdp_config", "precision", "max_seq_len"), True),
+    **dict.fromkeys(("fsdp_config", "precision"), True),
 }
 
 
 def remembering(dry_run: Callable[..., Any]) -> Callable[..., Any]:
-    """`dry_run` that answers calls whose arguments are equal, but for their rows, from memory.
+    """`dry_run` that answers calls from memory whose arguments are equal, but for their rows, the length of these, the
+    model's constants, and which adapters are trained beside which form of it.
 
     What it raises is not remembered.
     """
@@ -34,19 +35,21 @@ def remembering(dry_run: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         place = (world.device.type, world.grouped, world.tensor.rank, world.tensor.size)
         sections = config.model_dump_json(include=OF_CONFIG)
-        key = (sections, json.dumps(shape, sort_keys=True), *place, dtype, several, repr(sorted(forms.items())))
+        sizes = {name: value for name, value in shape.items() if not isinstance(value, float)}
+        key = (sections, json.dumps(sizes, sort_keys=True), *place, dtype, several, bool(forms))
+        tokens = rows * config.max_seq_len
         if key not in usages:
-            usages[key] = rows, dry_run(config, shape, world, dtype, rows, several, forms)
-        return for_rows(rows, *usages[key])
+            usages[key] = tokens, dry_run(config, shape, world, dtype, rows, several, forms)
+        return for_tokens(tokens, *usages[key])
 
     return remembered
 
 
-def for_rows(rows: int, counted_rows: int, usage: Any) -> Any:
-    """A copy of the usage of so many counted rows as it is, but for rounding, for `rows`. Gradients do not grow."""
+def for_tokens(tokens: int, counted_tokens: int, usage: Any) -> Any:
+    """A copy of the usage of so many counted tokens as it is, but for rounding, for `tokens`. Gradients do not grow."""
     scaled = copy.deepcopy(usage)
     for parts in (scaled.parts, scaled.most):
         for part in parts.keys() - {"gradients"}:
-            parts[part] = parts[part] * rows // counted_rows
-    scaled.first = usage.first * rows // counted_rows
+            parts[part] = parts[part] * tokens // counted_tokens
+    scaled.first = usage.first * tokens // counted_tokens
     return scaled

@@ -23,6 +23,7 @@ from roofline.train.memory import meter as meter_module  # noqa: E402
 from roofline.train.memory.dry_run import ACTIVATIONS, GRADIENTS, LOGITS, DryRunUsage, Ledger, dry_run  # noqa: E402
 from roofline.train.memory.estimate import Memory  # noqa: E402
 from roofline.train.memory.meter import MemoryMeter  # noqa: E402
+from roofline.train.model.adaptation import forms  # noqa: E402
 from roofline.train.model.chunked_loss import chunk_rows  # noqa: E402
 from roofline.train.parallel.processes import World  # noqa: E402
 from roofline.weights.names import parameter_shapes  # noqa: E402
@@ -88,6 +89,23 @@ def test_the_rehearsal_is_as_the_play(name: str, precision: str, again: Any, mon
     real = dry_run(*args)
     assert found == real
     assert found.parts[GRADIENTS] == 4 * presets.parameter_count(SHAPES[name])
+
+
+ADAPTERS = ({"method": "dora", "base": "f32"}, {"base": "nf4"})
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=str)
+def test_a_model_beside_adapters_is_rehearsed(adapter: dict[str, Any]) -> None:
+    """Whatever holds it: tests of runs with adapters rehearse one of them (dry_runs.py). Adapters alone have gradients,
+    in float32."""
+    model = {"name": "hf_causal_lm", "pretrained_model_name_or_path": "a folder"}
+    config = made(model=model, adapter={"rank": 4, **adapter})
+    planned = forms(config, SHAPES["llama"])
+    trained = sum(math.prod(shape) for form in planned.values() for shape in form.trained.values())
+    assert trained > 0
+    for several in (None, False):
+        usage = dry_run(config, SHAPES["llama"], World(), torch.float32, 4, several, planned)
+        assert usage.most.get(GRADIENTS, 0) == (0 if several is None else 4 * trained)
 
 
 @pytest.mark.slow

@@ -163,8 +163,8 @@ def test_checkpointed_blocks_give_the_same_gradients(config: Any, context: Any) 
     ("config", "kinds"),
     [
         (B | {"layers": 3}, 1),
-        (CONFIGS["ministral3"] | {"layers": 3}, 1),
-        (CONFIGS["arcee"] | {"layers": 3}, 1),
+        pytest.param(CONFIGS["ministral3"] | {"layers": 3}, 1, marks=pytest.mark.slow),
+        pytest.param(CONFIGS["arcee"] | {"layers": 3}, 1, marks=pytest.mark.slow),
         (builders.HYBRID, 2),
     ],
     ids=["llama", "ministral3", "arcee", "qwen3_5"],

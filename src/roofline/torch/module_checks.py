@@ -31,6 +31,7 @@ _NO_MATTER = frozenset(
 )
 _NO_MATTER_PARTS = ("dropout", "jitter", "aux_loss", "max_seq_len", "original_max", "max_pos", "max_target")
 _NOT_COMPUTED = ("__init__", "reset_parameters", "extra_repr")  # methods that a subclass may have of its own
+_DRAWING = ("torch.nn.init", "transformers.initialization")  # modules of functions that fill a tensor
 _TURNING_ANEW = ("dynamic", "longrope")  # rotary embeddings whose frequencies follow the length of the last prompt
 
 
@@ -67,7 +68,8 @@ def _check_attention(path: Path, model: nn.Module) -> None:
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Puts what torch.empty makes, which weights are before they are loaded, on the meta device."""
+    """Puts what torch.empty makes, which weights are before they are loaded, on the meta device, and draws no values
+    for what lies there."""
 
     def __torch_function__(
         self,
@@ -76,6 +78,10 @@ class _EmptyOnMeta(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
+        if getattr(function, "__module__", "") in _DRAWING:
+            tensor = (kwargs or {}).get("tensor", args[0] if args else None)
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                return tensor  # torch finds out op by op that there is nothing to draw: most of what a model takes
         placed = {"device": "meta"} if function is torch.empty else {}
         return function(*args, **{**(kwargs or {}), **placed})
 

@@ -180,7 +180,7 @@ def test_gates_far_from_zero_stay_finite():
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("cut", [1, 2, 5, 10])
+@pytest.mark.parametrize("cut", [1, *(pytest.param(cut, marks=pytest.mark.slow) for cut in (2, 5)), 10])
 def test_no_cut_of_a_text_changes_a_bit(kernel, cut):
     """The state behind the cut lies in another slot, in the same one, and was saved in passing."""
     compute, width = KERNELS[kernel]

@@ -88,12 +88,13 @@ def _generations(path: Path, body: JsonObject, receipt: "Receipt", llm: "LLM") -
     raw = msgspec.json.encode({**body, "model": receipt.model, "receipt": None})
     described = RemoteEngine(EngineSpec(source=receipt.model))  # never started: a reader looks at its description alone
     described.description, described.ready = ready(receipt.model, llm.engine, 0.0), True
+    plain = Context(described, TextSide(llm.tokenizer, llm.chat_template), receipt.model, receipt.created)
     forms: list[tuple[str | None, bool | None]] = [(None, None)]
     if "prompt" not in body:
         forms += product(CALL_FORMATS, (False, True))
     for calls, thinks in forms:
         text = TextSide(llm.tokenizer, llm.chat_template, partial(reply_format, calls=calls, thinks=thinks))
-        context = Context(described, text, receipt.model, receipt.created)
+        context = replace(plain, text=text)  # whose metrics take longer to make than to read a request
         try:
             if "input" in body:
                 yield generation_of(body_of(raw, context), (), context)

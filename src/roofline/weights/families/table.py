@@ -186,7 +186,7 @@ def module(name: str) -> FamilyFiles:
 
 def files_of(family: str) -> FamilyFiles:
     """How files of a family are read; one from outside is read like the one of ours that it names."""
-    like, modules = like_of(family), {name: name for name in MODEL_TYPES.values()}
+    like, modules = like_of(family), MODEL_TYPES.values()
     if like is not None:  # what files call a family of ours, which ours may call another one
-        return module((modules | ARCHITECTURES | MODEL_TYPES).get(like, "llama"))
-    return module((MODEL_TYPES | ARCHITECTURES | modules).get(family, "llama"))
+        return module(MODEL_TYPES.get(like) or ARCHITECTURES.get(like) or (like if like in modules else "llama"))
+    return module(family if family in modules else ARCHITECTURES.get(family) or MODEL_TYPES.get(family, "llama"))
