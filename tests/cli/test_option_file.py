@@ -181,6 +181,7 @@ def test_what_a_file_switches_on_the_call_switches_off(parsed):
         ("gpu-memory-utilization: 0.9", "line 1: there is no option --gpu-memory-utilization: --cache-tokens N is"),
         ("trust-remote-code: true", "line 1: there is no option --trust-remote-code: no code of a model's"),
         ("speculative-config: {method: ngram}", "line 1: there is no option --speculative-config: give --speculate"),
+        ("\nhf-overrides: {a: 2026-01-01}", "line 2: hf-overrides: is an object that JSON cannot write"),
         ("max-num-seqs: true", "line 1: --max-running needs a value"),
         ("- port: 1", "has no options on top: write each as `name: value`"),
         ("port: 1\nhost: [a", "is no YAML at line 2"),

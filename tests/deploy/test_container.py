@@ -96,6 +96,14 @@ def test_words_in_sagemaker(sagemaker, tmp_path, words, environment, more):
     ]
 
 
+def test_variables_stand_behind_the_model_and_before_what_the_call_says(sagemaker, tmp_path):
+    environment = {"SM_ROOFLINE_MAX_RUNNING": "8", "SM_ROOFLINE_PAGE": ""}
+    words = container_words(["serve", "m", "--max-running", "2"], environment, sagemaker, tmp_path / "none")
+    assert words[:6] == ["serve", "m", "--max-running=8", "--page", "--max-running", "2"]
+    options = Parser("serve", command).parse(words[1:])
+    assert options["load"].max_running == 2  # type: ignore[attr-defined]
+
+
 def test_a_model_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="there is no model: name one"):
         container_words(["serve"], {}, tmp_path / "none", tmp_path)

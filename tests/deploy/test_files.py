@@ -30,13 +30,17 @@ from tests.command_line import call_roofline
 from tests.server.conftest import BytesText, FakeEngine, protocol_of, serving
 
 ROOT = Path(__file__).parents[2]
+JUDGES = ROOT / "build" / "judges"  # where `make test-judges` installs them
 MOST_EXPOSURE = 2.0  # of systemd-analyze security, whose scale ends at 10
 
 
 def program_of(name: str) -> str:
-    """The path of a program, which may lie beside this Python's. Skips the test where it is missing."""
-    beside = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"))
+    """The path of a program, which may lie beside this Python's or among the judges. Skips the test where it is
+    missing, or fails it in the run that must have all judges."""
+    beside = os.pathsep.join((str(Path(sys.executable).parent), f"{JUDGES}/bin", os.environ["PATH"], "/usr/sbin"))
     path = shutil.which(name, path=beside)
+    if path is None and name == "hadolint" and os.environ.get("ROOFLINE_TEST_JUDGES"):
+        pytest.fail("hadolint, which `make test-judges` installs, is not there")
     if path is None:
         pytest.skip(f"{name} is not installed")
     return path
@@ -156,6 +160,7 @@ def test_what_the_dockerfiles_do(chip):
     copied = [step.split()[1:-1] for step in steps if step.startswith("COPY ") and "--from" not in step]
     for source in (name for names in copied for name in names):
         assert (ROOT / source).exists(), source
+        assert f"!{source}" in (ROOT / ".dockerignore").read_text().splitlines()
     assert {step.partition(" ")[0] for step in steps[steps.index(f"USER {USER_ID}") + 1 :]} <= {
         *("WORKDIR", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD", "#"),
     }

@@ -5,6 +5,7 @@ import os
 import queue
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -101,6 +102,23 @@ def test_with_a_key_any_host_is_served_and_the_mode_is_chosen(visited, tmp_path)
         return stat.S_IMODE(path.stat().st_mode), answers
 
     assert visited(visit, tmp_path / "s", uds_mode="0660", api_key="k") == (0o660, ["401", "200"])
+
+
+def test_tls_over_the_socket(visited, tmp_path):
+    trustme = pytest.importorskip("trustme", reason="it makes the certificates")
+    authority, files = trustme.CA(), (tmp_path / "chain.pem", tmp_path / "key.pem")
+    issued = authority.issue_cert("localhost")
+    issued.cert_chain_pems[0].write_to_path(files[0])
+    issued.private_key_pem.write_to_path(files[1])
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+
+    def visit(path):
+        transport = httpx.HTTPTransport(uds=str(path), verify=trust)
+        with httpx.Client(base_url="https://localhost", transport=transport, timeout=60) as client:
+            return client.get("/ready").json()["model"], curl(path, "http://localhost/ready").stdout[-3:]
+
+    assert visited(visit, tmp_path / "s", tls_certificate=files[0], tls_key=files[1]) == ("tiny", "000")
 
 
 def test_haproxy_passes_requests_and_streams_on(visited, tmp_path):
