@@ -158,6 +158,10 @@ class MetricsCollector:
         """Return the last page of each replica that answers, by its name: what a scaling policy looks at."""
         return {name: record.page for name, record in self._replicas.items() if record.page is not None}
 
+    def histogram(self, name: str) -> list[tuple[float, float]]:
+        """Return a histogram of the fleet, of all its label sets together: each upper edge with the count up to it."""
+        return self._sums.histogram(name)
+
     def families(self) -> list[Metric]:
         """Return everything as it is now: what `render` writes, in another thread if need be."""
         by_name: dict[str, Metric] = {}

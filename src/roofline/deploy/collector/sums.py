@@ -106,6 +106,16 @@ class FleetSums:
             if together and name not in self._families:
                 yield as_metric(MetricFamily(name, "gauge", family.help, together))
 
+    def histogram(self, name: str) -> list[tuple[float, float]]:
+        """Return the totals of a histogram over all its label sets, by upper edge; empty where there is none."""
+        family = self._families.get(name)
+        counts: dict[float, float] = {}
+        if family is not None and family.kind == "histogram":
+            for buckets in buckets_of(family).values():
+                for edge, count in buckets:
+                    counts[edge] = counts.get(edge, 0.0) + count
+        return sorted(counts.items())
+
     def _problem(self, family: MetricFamily) -> str | None:
         """Why a family cannot be added to the fleet's, None where it can be."""
         if family.name not in self._families and len(self._families) >= MAX_FLEET_FAMILIES:
