@@ -134,6 +134,13 @@ def test_any_byte_of_the_head_that_differs_refuses_the_file(path, log_lines):
         assert str(path) in log_lines.text
 
 
+def test_a_record_behind_the_end_of_all_files_is_missing(path):
+    """A crafted head counts pages whose records would begin there."""
+    path.write_bytes(b"record")
+    with path.open("rb") as stream:
+        assert page_file._read_record(stream.fileno(), 1 << 70, []) is None
+
+
 class Named(KeepingFake):
     """With weights that have a name."""
 

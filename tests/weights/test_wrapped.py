@@ -258,3 +258,5 @@ def test_gguf_files_of_qwen3_vl_are_those_of_qwen3_for_text(kind: str) -> None:
     assert read(name, keys | vision) == read(kind, keys)
     with pytest.raises(UnsupportedError, match="n_deepstack_layers"):
         read(kind, keys | vision)
+    with pytest.raises(ConfigError, match="dimension_sections: turns a part of each head by a fourth position"):
+        read(name, keys | vision | {"rope.dimension_sections": [0, 24, 20, 20]})

@@ -135,7 +135,9 @@ class Option:
     def check_backend(self, value: object, backend: str) -> None:
         """Raises UnsupportedError for a value other than the default where the backend does not have the option."""
         if self.backends and self.elsewhere == "refused" and backend not in self.backends and value != self.default:
-            only = f"only backend {' and '.join(self.backends)} has this option"
+            only = (
+                f"only backend {' and '.join(self.backends)} {'has' if len(self.backends) == 1 else 'have'} this option"
+            )
             instead = (*self.instead, *(f"backend={name}" for name in self.backends))
             raise UnsupportedError(f"{self.name}={value!r} with backend {backend!r}", only, instead)
 

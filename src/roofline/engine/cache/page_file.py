@@ -230,7 +230,7 @@ def _read_record(descriptor: int, start: int, views: Sequence[memoryview]) -> by
     key, digest = bytearray(DIGEST_BYTES), bytearray(DIGEST_BYTES)
     try:
         os.preadv(descriptor, [key, *views, digest], start)  # where less is read, the checksum is another
-    except OSError:
+    except (OSError, OverflowError):  # a head of another hand's may count pages beyond what a file can have
         return None
     checksum = hashlib.sha256(key)
     for view in views:

@@ -138,6 +138,8 @@ def read(
         if turned % 2 or not 0 < turned <= config["head_dim"]:
             fields.refuse("rope.dimension_count", f"{turned} is not an even number up to {config['head_dim']}")
         config |= {"rotary_dim": turned} if turned != config["head_dim"] else {}
+    if any((fields.elements("rope.dimension_sections", int) or [])[3:]):
+        fields.refuse("rope.dimension_sections", "turns a part of each head by a fourth position, which text has not")
     config["vocab"] = vocabulary(fields, model.shapes)
     config["tied"] = "head.weight" not in model.shapes
     config["sliding_window"] = fields.get("attention.sliding_window", int) or None

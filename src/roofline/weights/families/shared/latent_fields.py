@@ -165,6 +165,9 @@ def gguf_attention(model: gguf_fields.GgufModel, config: Config) -> Config:
             raise UnsupportedError(what, "models of this architecture sharpen their softmax by it")
         weight = round(10 * weight, 6)  # converters write a tenth
         sizes["rope_scaling"] = {**scaling, "mscale": weight, "mscale_all_dim": weight}
+    elif scaling and fields.get(_SHARP, float, 0.0):
+        what = f"{fields.path}: {fields.within}{_SHARP} beside {scaling['rope_type']} scaling of rope"
+        raise UnsupportedError(what, "the softmax is sharpened under YaRN alone")
     return sizes
 
 
