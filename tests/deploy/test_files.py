@@ -20,6 +20,7 @@ import yaml
 from roofline.deploy.container import MODELS
 from roofline.deploy.files.compose import HAPROXY, ComposeStack
 from roofline.deploy.files.dockerfile import IMAGES, PORT, USER_ID, dockerfile
+from roofline.deploy.files.stopping import stop_seconds
 from roofline.deploy.files.unit import ServiceUnit
 from roofline.server.app import create_app
 from roofline.server.context import Context
@@ -328,3 +329,11 @@ def test_a_server_lives_with_what_the_unit_forbids(smollm2_path, tmp_path):
     used = {line.split()[-1] for line in calls.read_text().splitlines() if re.match(r"\s*\d+\.\d+\s", line)} - {"total"}
     assert len(used) > 40
     assert used - (allowed_calls("@system-service") - allowed_calls("@privileged")) == set()
+
+
+def test_whoever_ends_a_server_waits_as_long_as_its_answers_may_take() -> None:
+    assert stop_seconds(["model"]) == 45
+    assert stop_seconds(["model", "--drain-seconds", "120"]) == 135
+    assert stop_seconds(["--drain-seconds=0", "model"]) == 15
+    unit = ServiceUnit(program=Path("/opt/r"), words=("m", "--drain-seconds=120"), environment=Path("/etc/r"))
+    assert "TimeoutStopSec=135\n" in unit.text()

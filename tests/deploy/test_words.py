@@ -65,7 +65,13 @@ def test_a_key_is_not_among_the_words():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("data_parallel", 2), ("response_store", Path("x")), ("batch_folder", Path("x")), ("max_stored_responses", 1)],
+    [
+        ("data_parallel", 2),
+        ("uds", Path("x")),
+        ("response_store", Path("x")),
+        ("batch_folder", Path("x")),
+        ("max_stored_responses", 1),
+    ],
 )
 def test_what_a_fleet_cannot_have_is_refused_by_name(field, value):
     with pytest.raises(ConfigError, match=f"{field} cannot be used in a fleet: "):

@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("torch", reason="the cases are models of transformers")
 
-from roofline.common.errors import UnsupportedError  # noqa: E402
-from roofline.weights.config.gguf import from_gguf  # noqa: E402
-from roofline.weights.config.to_gguf import to_gguf  # noqa: E402
-from tests.models.parity_cases import CASES  # noqa: E402
+from roofline.common.errors import UnsupportedError
+from roofline.weights.config.gguf import from_gguf
+from roofline.weights.config.to_gguf import to_gguf
+from tests.models.parity_cases import CASES
 
 SHAPES = {"embed.weight": (96, 64), "head.weight": (96, 64)}
 

@@ -11,6 +11,8 @@ from roofline.server.options import ServeOptions
 NOT_PASSED = ("host", "port", "api_key", "tls_certificate", "tls_key", "drain_seconds", "data_parallel")
 REFUSED = {  # by field of ServeOptions: why a fleet cannot have it
     "data_parallel": "a fleet has processes in its place: give --replicas N",
+    "uds": "the proxy reaches servers at ports of 127.0.0.1",
+    "uds_mode": "the proxy reaches servers at ports of 127.0.0.1",
     "response_store": "a response is kept by the server that made it, and the next request may reach another one",
     "max_stored_responses": "a response is kept by the server that made it, and the next request may reach another one",
     "batch_folder": "files are kept by one server, and the next request may reach another one; `roofline serve` has it",

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from roofline.deploy.files.dockerfile import PORT, USER_ID, Chip
+from roofline.deploy.files.stopping import stop_seconds
 
 HAPROXY_IMAGE = "haproxy:3.2-alpine"
 BALANCER_PORT = 9080
 OPEN_FILES = 65_536  # of a server and of HAProxy, which has two for each connection
-STOP_SECONDS = 45  # drain_seconds of the server's limits, and what closing takes
 
 HAPROXY = """\
 global
@@ -105,7 +105,7 @@ class ComposeStack:
             "security_opt": ["no-new-privileges:true"],
             "ulimits": {"nofile": OPEN_FILES},
             "restart": "unless-stopped",
-            "stop_grace_period": f"{STOP_SECONDS}s",
+            "stop_grace_period": f"{stop_seconds(self.words)}s",
             **amd,
             "deploy": {"replicas": self.replicas, **({"resources": resources} if resources else {})},
         }

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from roofline.common.errors import ConfigError
+from roofline.deploy.files.stopping import stop_seconds
 
 Gpu = Literal["none", "nvidia", "amd"]
-STOP_SECONDS = 45  # drain_seconds of the server's limits, and what closing takes
 WATCHDOG_SECONDS = 60
 HIDDEN = ("/home", "/root", "/run/user")  # that ProtectHome takes away
 
@@ -102,7 +102,7 @@ class ServiceUnit:
             "# A model may be fetched and compiled at the first start.",
             "TimeoutStartSec=30min",
             "# Answers that run may finish; only the server is told to end, and it ends its engines.",
-            f"TimeoutStopSec={STOP_SECONDS}",
+            f"TimeoutStopSec={stop_seconds(self.words)}",
             "KillMode=mixed",
             f"WatchdogSec={WATCHDOG_SECONDS}",
             "Restart=on-failure",

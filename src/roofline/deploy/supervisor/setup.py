@@ -27,12 +27,12 @@ class FleetSetup:
 
     @property
     def served_name(self) -> str:
-        """The name that requests give, whichever model answers to it."""
-        return self.serve.served_model_name or self.serve.model
+        """The first of the names that requests give, whichever model answers to them."""
+        return self.serve.names[0]
 
     def commands(self, model: str | None = None) -> list[ReplicaCommand]:
         """Return how each replica that there may be is started. model: in place of the setup's, under the same name."""
-        serve = replace(self.serve, model=model or self.serve.model, served_model_name=self.served_name)
+        serve = replace(self.serve, model=model or self.serve.model, served_model_name=list(self.serve.names))
         environment = {} if self.key is None else {"ROOFLINE_API_KEY": self.key}
         commands = []
         for number, (load, cores) in enumerate(replica_places(serve.load, self.max_count), 1):
