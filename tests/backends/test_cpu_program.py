@@ -74,7 +74,7 @@ def whole(model: Any, text: Text, chunk: int) -> np.ndarray:
     [("llama", form, "bf16") for form in (*FORMATS, "MXFP4")]
     + [pytest.param("llama", form, "bf16", marks=pytest.mark.slow) for form in MORE]
     + [quick_or_slow(m, "Q4_1", "bf16") for m in MODELS if m != "llama"]
-    + [pytest.param(m, "BF16", "bf16", marks=pytest.mark.slow) for m in MODELS if m != "llama"]
+    + [pytest.param(m, "BF16", "bf16", marks=[pytest.mark.slow, *soak_but_quick(m)]) for m in MODELS if m != "llama"]
     + [pytest.param(m, "Q4_1", "int8", marks=[pytest.mark.slow, *soak_but_quick(m)]) for m in MODELS if m != "llama"]
     + [("llama", "Q4_1", "int8")],
 )

@@ -19,7 +19,7 @@ LOG2E = float.fromhex("0x1.715476p+0")  # log2(e) rounded to float32
 
 def fma(a: "Tensor", b: "Tensor", c: "Tensor") -> "Tensor":
     """a * b + c with one rounding to float32 (by way of float64, whose product of two float32 is exact)."""
-    return (a.double() * b.double() + c.double()).float()
+    return c.double().addcmul(a.double(), b.double()).float()
 
 
 def polynomial(x: "Tensor", coefficients: Sequence[float]) -> "Tensor":

@@ -56,8 +56,10 @@ def linear_f32(x: "Tensor", w: "Tensor") -> "Tensor":
     import torch
 
     acc = torch.zeros(x.shape[0], w.shape[0])
-    for k in range(x.shape[1]):
-        acc = fma(w[None, :, k], x[:, k, None], acc)
+    wide = acc.double()  # `fma` would widen a column of each for every k
+    for x_column, w_column in zip(x.double().T[:, :, None], w.double().T.contiguous(), strict=True):
+        acc.copy_(wide.addcmul_(x_column, w_column))
+        wide.copy_(acc)
     return acc
 
 
