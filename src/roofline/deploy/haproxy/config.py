@@ -113,6 +113,8 @@ def _defaults(about: ProxyDescription) -> str:
             f"    timeout client {answer}s",
             "    # No queue here: servers have one, and answer 429 with Retry-After where it is full.",
             "    # Sent again, to another replica, is what got no byte of an answer; never what got one.",
+            "    # A server is chosen once the request is here: one that died while it arrived would take it along.",
+            "    option http-buffer-request",
             "    retries 3",
             "    option redispatch 1",
             "    retry-on conn-failure empty-response",
@@ -227,7 +229,6 @@ def _prefix_balance(servers: tuple[ProxyServer, ...]) -> list[str]:
     return [
         "    # Turns of one conversation begin alike: with what the model is told, and the first question. Of a plain",
         f"    # prompt it is the first {BEGINNING_BYTES} bytes.",
-        "    option http-buffer-request",
         *lines,
         f"    http-request set-var(txn.beginning) {joined}",
         "    # A text that ends behind the buffer is not found as JSON: the body's beginning stands for it.",
