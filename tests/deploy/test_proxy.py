@@ -49,12 +49,9 @@ def accepted(tmp_path):
 
 
 def test_haproxy_takes_every_configuration_without_a_warning(accepted):
-    for balance, key, local in product(
-        ("leastconn", "roundrobin", "prefix", "key"), (None, "a'b\"c%d\\e$f"), (True, False)
-    ):
-        said = accepted(
-            replace(ABOUT, balance=balance, check_key=key, local=local, metrics="" if local else "127.0.0.1:3")
-        )
+    keys, addresses = (None, "a'b\"c%d\\e$f"), ("", "127.0.0.1:3")
+    for balance, key, metrics in product(("leastconn", "roundrobin", "prefix", "key"), keys, addresses):
+        said = accepted(replace(ABOUT, balance=balance, check_key=key, metrics=metrics))
         assert "WARNING" not in said, said
 
 

@@ -20,7 +20,7 @@ from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.server.activation import inherited_socket, tell_supervisor
 from roofline.server.complete_text import complete_text
-from roofline.server.options import ServeOptions
+from roofline.server.options import ServeOptions, is_loopback
 from roofline.server.places import check_places
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def serve(options: ServeOptions) -> None:
     check_places(options)
     inherited = inherited_socket()
     if inherited is not None:
-        options = replace(options, host=inherited.getsockname()[0])
+        options = replace(options, host=widest_host(options.host, inherited.getsockname()[0]))
         _warn_if_open(options)
     listening = _listen(options) if inherited is None else inherited
     started = time.perf_counter()
@@ -335,6 +335,13 @@ def _loaded(options: ServeOptions, task: "asyncio.Task[Ready]", started: float, 
     log.say(f"Ready: {name}{weights}, {ready.max_model_len:,} tokens of context, after {seconds:.2f} s")
     tell_supervisor("READY=1")
     asyncio.get_running_loop().run_in_executor(None, complete_text, text, ready.encoder)
+
+
+def widest_host(host: str, address: str) -> str:
+    """Return the address by which a server with an inherited socket is reached: the socket's own, unless that is one
+    of this machine alone and `host` is not, as behind a proxy that other machines reach. Without a key, whoever comes
+    by an address of this machine alone is taken for its user."""
+    return host if is_loopback(address) else address
 
 
 def _warn_if_open(options: ServeOptions) -> None:
