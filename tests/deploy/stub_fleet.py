@@ -1,10 +1,14 @@
 """A real supervisor and a real HAProxy over stub replicas, as a process of its own.
 
 python -m tests.deploy.stub_fleet MODEL [options of `roofline up`]
+
+STUB_POLICY: the number of replicas that a policy always asks for.
 """
 
 import asyncio
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +19,7 @@ from roofline.common.errors import RooflineError
 from roofline.deploy.supervisor.folder import FleetFolder
 from roofline.deploy.supervisor.replica import ReplicaCommand
 from roofline.deploy.supervisor.setup import FleetSetup
-from roofline.deploy.supervisor.supervisor import FleetSupervisor
+from roofline.deploy.supervisor.supervisor import FleetReading, FleetSupervisor
 from roofline.server.options import ServeOptions
 
 STUB = Path(__file__).with_name("stub_replica.py")
@@ -33,6 +37,11 @@ class StubSetup(FleetSetup):
         ]
 
 
+def policy() -> Callable[[FleetReading], int | None] | None:
+    count = os.environ.get("STUB_POLICY")
+    return None if count is None else lambda reading: int(count)
+
+
 def main(words: list[str]) -> int:
     read = Parser("up", command).parse(words)
     options = read["fleet"]
@@ -43,7 +52,7 @@ def main(words: list[str]) -> int:
         options=options, serve=serve, replicas=count, max_count=max(count, options.max_replicas or 1), key=None
     )
     try:
-        asyncio.run(FleetSupervisor(setup, FleetFolder(options.name)).run())
+        asyncio.run(FleetSupervisor(setup, FleetFolder(options.name), policy()).run())
     except RooflineError as error:
         print(f"roofline: {error}", file=sys.stderr)
         return 1

@@ -2,15 +2,19 @@
 
 import http.client
 import http.server
+import os
 import shutil
+import signal
 import ssl
 import subprocess
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import httpx
 import pytest
 
 from roofline.common.errors import ConfigError
@@ -45,12 +49,9 @@ def accepted(tmp_path):
 
 
 def test_haproxy_takes_every_configuration_without_a_warning(accepted):
-    for balance, key, local in product(
-        ("leastconn", "roundrobin", "prefix", "key"), (None, "a'b\"c%d\\e$f"), (True, False)
-    ):
-        said = accepted(
-            replace(ABOUT, balance=balance, check_key=key, local=local, metrics="" if local else "127.0.0.1:3")
-        )
+    keys, addresses = (None, "a'b\"c%d\\e$f"), ("", "127.0.0.1:3")
+    for balance, key, metrics in product(("leastconn", "roundrobin", "prefix", "key"), keys, addresses):
+        said = accepted(replace(ABOUT, balance=balance, check_key=key, metrics=metrics))
         assert "WARNING" not in said, said
 
 
@@ -189,7 +190,8 @@ def test_a_beginning_that_all_have_is_shared_where_one_replica_has_too_much(star
     fleet = start_fleet("small?gap=0.02", "--replicas=2", "--balance=prefix")
     fleet.wait_ready(2)
     body = {"messages": [{"role": "user", "content": "the same"}], "max_tokens": 5}
-    with load_on(fleet.address, lambda number: body, workers=8) as load:
+    assert len({ask(fleet.address, body).replica for _ in range(5)}) == 1
+    with load_on(fleet.address, lambda number: body, workers=16) as load:
         load.wait_for(40)
     assert load.failed == []
     assert set(load.by_replica()) == {"r1", "r2"}
@@ -217,13 +219,47 @@ def test_requests_are_taken_in_turn(start_fleet):
 
 
 @pytest.mark.slow
+def test_what_clients_raise_where_a_stream_breaks(start_fleet):
+    """As docs/how-to/fleet.md says: the published clients do not take a broken stream for a whole answer."""
+    openai = pytest.importorskip("openai")
+    fleet = start_fleet("small?gap=0.05", "--replicas=1")
+    fleet.wait_ready(1)
+
+    def stream_of_openai() -> None:
+        client = openai.OpenAI(base_url=f"{fleet.address}/v1", api_key="none", max_retries=0)
+        for _ in client.completions.create(model="small", prompt="a", max_tokens=400, stream=True):
+            begun.set()
+
+    def stream_of_httpx() -> None:
+        body = {"prompt": "a", "max_tokens": 400, "stream": True}
+        with httpx.stream("POST", f"{fleet.address}/v1/completions", json=body, timeout=60) as response:
+            for _ in response.iter_lines():
+                begun.set()
+
+    for read, error in ((stream_of_openai, openai.APIConnectionError), (stream_of_httpx, httpx.RemoteProtocolError)):
+        begun = threading.Event()
+        with ThreadPoolExecutor(1) as threads:
+            reading = threads.submit(read)
+            assert begun.wait(30)
+            os.kill(fleet.replica("r1")["pid"], signal.SIGKILL)
+            with pytest.raises(error):
+                reading.result(60)
+        fleet.wait_ready(1)
+
+
+@pytest.mark.slow
 def test_the_proxy_speaks_tls_and_http_2(start_fleet, tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
-    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    files = [f"-keyout={tmp_path}/key.pem", f"-out={tmp_path}/cert.pem"]
-    command = ["openssl", *words.split(), *(word for file in files for word in file.split("="))]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+    def certify() -> str:
+        """Write a fresh pair; the certificate."""
+        words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+        files = ["-keyout", f"{tmp_path}/key.pem", "-out", f"{tmp_path}/cert.pem"]
+        subprocess.run(["openssl", *words.split(), *files], check=True, capture_output=True, timeout=60)
+        return (tmp_path / "cert.pem").read_text()
+
+    first = certify()
     fleet = start_fleet(
         "small", "--replicas=1", f"--tls-certificate={tmp_path}/cert.pem", f"--tls-key={tmp_path}/key.pem"
     )
@@ -251,3 +287,8 @@ def test_the_proxy_speaks_tls_and_http_2(start_fleet, tmp_path):
         ]
         done = subprocess.run([*words, f"https://localhost:{port}/ready"], capture_output=True, text=True, timeout=30)
         assert done.stdout == "2", done.stderr
+
+    assert ssl.get_server_certificate(("localhost", port)) == first
+    renewed = certify()
+    fleet.process.send_signal(signal.SIGHUP)
+    fleet.eventually(lambda: ssl.get_server_certificate(("localhost", port)) == renewed)

@@ -224,3 +224,10 @@ def test_a_stopped_supervisor_still_lets_requests_through(start_fleet):
         assert time.monotonic() - begun < 10
     finally:
         os.kill(fleet.process.pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_a_policy_is_asked_how_many_there_should_be(start_fleet):
+    fleet = start_fleet("small", "--replicas=1", "--max-replicas=2", STUB_POLICY="2")
+    fleet.wait_ready(2)
+    assert fleet.status()["wanted"] == 2

@@ -14,6 +14,7 @@ from roofline.deploy.options import FleetOptions
 from roofline.deploy.supervisor.setup import set_up_fleet
 from roofline.deploy.words import NOT_PASSED, REFUSED, check_passable, serve_words
 from roofline.engine.config import EngineConfig
+from roofline.server.listening import widest_host
 from roofline.server.options import ServeOptions
 from tests.command_line import call_roofline
 
@@ -101,3 +102,13 @@ def test_a_file_of_keys_brings_a_key_for_the_checks():
     assert setup.commands()[0].environment == {"ROOFLINE_API_KEY": setup.key}
     assert setup.key not in repr(setup) + repr(setup.commands())
     assert set_up_fleet(FleetOptions(replicas=1), ServeOptions("m", api_key="k")).key == "k"
+
+
+def test_behind_an_open_address_nobody_is_taken_for_the_user_of_this_machine():
+    for host, words in (("0.0.0.0", ["--host=0.0.0.0"]), ("127.0.0.1", []), ("localhost", []), ("::1", [])):
+        setup = set_up_fleet(FleetOptions(replicas=1, host=host), ServeOptions("m"))
+        assert [word for word in setup.commands()[0].words if word.startswith("--host")] == words
+    # The replica's own socket is one of this machine alone; what its gate goes by is the address that is open.
+    assert widest_host("0.0.0.0", "127.0.0.1") == "0.0.0.0"
+    assert widest_host("127.0.0.1", "192.0.2.1") == "192.0.2.1"
+    assert widest_host("127.0.0.1", "127.0.0.1") == "127.0.0.1"

@@ -99,6 +99,22 @@ def test_a_server_is_killed_and_costs_its_open_streams_alone(start):
     fleet.eventually(lambda: (fleet.replica("r1")["figures"] or {"served": 0})["served"] > 0)
 
 
+@pytest.mark.skipif(shutil.which("ab") is None, reason="ab is not installed: apt-get install apache2-utils")
+def test_apache_bench_sees_no_failed_request(start, tmp_path):
+    fleet = start("--max-queued-requests=256")
+    body = tmp_path / "body.json"
+    body.write_text(json.dumps({**stream(0), "stream": False, "stream_options": None, "max_tokens": 16}))
+    words = ["ab", "-q", "-l", "-c", "64", "-n", "256", "-p", str(body), "-T", "application/json"]
+    done = subprocess.run(
+        [*words, f"{fleet.address}/v1/completions"], capture_output=True, text=True, timeout=200, check=True
+    )
+    assert re.search(r"Complete requests: +256\n", done.stdout), done.stdout
+    assert re.search(r"Failed requests: +0\n", done.stdout), done.stdout
+    assert "Non-2xx" not in done.stdout
+    fleet.eventually(lambda: sum(r["figures"]["served"] for r in fleet.status()["replicas"]) == 256)
+    assert all(replica["figures"]["served"] > 0 for replica in fleet.status()["replicas"])
+
+
 def test_a_roll_to_another_model_fails_no_request(start, tmp_path):
     fleet = start()
     other = sft.write_model(tmp_path / "other", std=0.2)
@@ -125,6 +141,16 @@ def test_sigterm_completes_streams_and_leaves_nothing(start):
     assert [outcome.error for outcome in begun] == [None] * len(begun)
     assert_complete(begun)
     assert not any(is_alive(pid) for pid in pids)
+
+
+def test_what_is_not_complete_in_time_ends_with_an_error_that_clients_see(start):
+    fleet = start("--drain-seconds=0")
+    with load_on(fleet.address, lambda number: {**stream(number), "max_tokens": 450}, workers=8) as load:
+        load.wait_for(8, 120)
+        fleet.process.terminate()
+        fleet.process.wait(120)
+    begun = [outcome.error or "complete" for outcome in load.outcomes if outcome.events]
+    assert all(error == "complete" or "server_stopping" in error for error in begun), begun
 
 
 def test_nothing_is_left_of_a_killed_supervisor(start):

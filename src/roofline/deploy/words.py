@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from roofline.common.errors import ConfigError
 from roofline.common.options import Options, declared
-from roofline.server.options import ServeOptions
+from roofline.server.options import ServeOptions, is_loopback
 
 # Options that are the proxy's, or the supervisor's, and never a replica's; the key is in the environment.
 NOT_PASSED = ("host", "port", "api_key", "tls_certificate", "tls_key", "drain_seconds", "data_parallel")
@@ -42,9 +42,13 @@ def flag_words(options: Options, without: Collection[str] = ()) -> Iterator[str]
             yield f"{on}={element}"
 
 
-def serve_words(options: ServeOptions, number: int, drain_seconds: int) -> list[str]:
+def serve_words(options: ServeOptions, number: int, drain_seconds: int, host: str = "127.0.0.1") -> list[str]:
     """Return what stands behind `roofline serve` for the replica of a number. Files that only one process can write
-    have the number behind their names. Stored responses are off: the next request may reach another replica."""
+    have the number behind their names. Stored responses are off: the next request may reach another replica.
+
+    host: address of the proxy. A replica that other machines reach through it must not take them for this machine's
+    user, which it does of whoever comes by a loopback address without a key.
+    """
     file, folder = options.engine.cache_file, options.engine.record
     engine = replace(
         options.engine,
@@ -53,4 +57,5 @@ def serve_words(options: ServeOptions, number: int, drain_seconds: int) -> list[
     )
     draft = [] if options.draft is None else [f"--draft={options.draft}"]
     words = [*flag_words(options, NOT_PASSED), *flag_words(options.load), *flag_words(engine), *draft]
+    words += [] if is_loopback(host) else [f"--host={host}"]
     return [*words, "--max-stored-responses=0", f"--drain-seconds={drain_seconds}", "--", options.model]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from roofline.common import log
 from roofline.common.errors import ConfigError
-from roofline.server.options import ServeOptions
+from roofline.server.options import ServeOptions, is_loopback
 
 LOG = log.get("server")
 MOST_PATH_BYTES = 107  # of a unix socket's address in Linux, less the zero at its end
@@ -55,6 +55,13 @@ def address_of(options: ServeOptions, listening: socket.socket) -> str:
     scheme = "http" if options.tls_certificate is None else "https"
     host = f"[{options.host}]" if listening.family == socket.AF_INET6 else options.host
     return f"{scheme}://{host}:{listening.getsockname()[1]}"
+
+
+def widest_host(host: str, address: str) -> str:
+    """Return the address by which a server with an inherited socket is reached: the socket's own, unless that is one
+    of this machine alone and `host` is not, as behind a proxy that other machines reach. Without a key, whoever comes
+    by an address of this machine alone is taken for its user."""
+    return host if is_loopback(address) else address
 
 
 def _warn_if_open(options: ServeOptions) -> None:

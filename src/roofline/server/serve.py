@@ -19,7 +19,7 @@ from roofline.engine.process.messages import EngineSpec
 from roofline.engine.process.remote import RemoteEngine
 from roofline.server.activation import inherited_socket
 from roofline.server.complete_text import complete_text
-from roofline.server.listening import address_of, listening_on
+from roofline.server.listening import address_of, listening_on, widest_host
 from roofline.server.options import ServeOptions
 from roofline.server.places import check_places
 from roofline.server.service_manager import ServiceManager, service_manager
@@ -45,7 +45,7 @@ def serve(options: ServeOptions) -> None:
     check_places(options)
     manager, inherited = service_manager(), inherited_socket()
     if inherited is not None:
-        options = replace(options, host=inherited.getsockname()[0])
+        options = replace(options, host=widest_host(options.host, inherited.getsockname()[0]))
     with listening_on(options, inherited) as listening:
         # An inherited socket holds connections until they are taken, and another server may take them meanwhile.
         _serve_on(listening, options, manager, waits=inherited is not None)

@@ -14,7 +14,7 @@ from roofline.deploy.options import FleetOptions
 from roofline.deploy.words import REFUSED
 from roofline.engine.config import EngineConfig
 from roofline.engine.keywords import own_words
-from roofline.server.options import ServeOptions
+from roofline.server.options import ServeOptions, is_loopback
 
 if TYPE_CHECKING:
     from roofline.deploy.supervisor.setup import FleetSetup
@@ -48,7 +48,7 @@ def command(
 ) -> int:
     """Serve a model by several processes behind one address: each with its cores or devices, restarted when it ends,
     behind HAProxy on port 9080. The options of `roofline serve` are those of each process."""
-    from roofline.common import env
+    from roofline.common import env, log
     from roofline.common.processes import hide_argument
     from roofline.deploy.haproxy.router import find_haproxy
     from roofline.deploy.supervisor.setup import set_up_fleet
@@ -67,6 +67,8 @@ def command(
     check_places(serve)
     if detach:
         return _detached(setup, [word for word in sys.argv[1:] if word != "--detach"])
+    if setup.key is None and not is_loopback(fleet.host):
+        log.get("deploy").warning("%s can be reached from other machines and there is no --api-key", fleet.host)
     env.forget(KEY_VARIABLE)  # of the processes it starts, those of HAProxy need none
     for name in filter(None, (serve.model, draft)):
         prepare_replica(name, setup)

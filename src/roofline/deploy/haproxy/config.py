@@ -37,10 +37,9 @@ class ProxyDescription:
     """What HAProxy is to do.
 
     bind, statistics_bind: addresses, or `fd@N` for a socket that it inherits; runtime_socket: of its runtime API;
-    certificate: PEM file with chain and key; check_key: API key that /ready is asked with; local: only this machine
-    reaches the address, so the Host header of clients is passed on, which our servers check where there is no key;
-    answer_seconds: after which our servers end any answer, 0: never; drain_seconds: that open requests have at its end;
-    connections: that may be open at a time; metrics: address (HOST:PORT) that /metrics is asked at, "" for none.
+    certificate: PEM file with chain and key; check_key: API key that /ready is asked with; answer_seconds: after which
+    our servers end any answer, 0: never; drain_seconds: that open requests have at its end; connections: that may be
+    open at a time; metrics: address (HOST:PORT) that /metrics is asked at, "" for none.
     """
 
     bind: str
@@ -50,7 +49,6 @@ class ProxyDescription:
     balance: Literal["leastconn", "roundrobin", "prefix", "key"] = "leastconn"
     certificate: Path | None = None
     check_key: str | None = None
-    local: bool = True
     answer_seconds: float = 7200.0
     drain_seconds: int = 120
     connections: int = 16_384
@@ -113,6 +111,8 @@ def _defaults(about: ProxyDescription) -> str:
             f"    timeout client {answer}s",
             "    # No queue here: servers have one, and answer 429 with Retry-After where it is full.",
             "    # Sent again, to another replica, is what got no byte of an answer; never what got one.",
+            "    # A server is chosen once the request is here: one that died while it arrived would take it along.",
+            "    option http-buffer-request",
             "    retries 3",
             "    option redispatch 1",
             "    retry-on conn-failure empty-response",
@@ -137,11 +137,6 @@ def _frontend(about: ProxyDescription) -> str:
     ]
     if about.certificate is not None:
         lines.append("    http-request set-header X-Forwarded-Proto https")
-    if not about.local:
-        lines += [
-            "    # Other machines call this one by any name; servers without a key know local ones alone.",
-            "    http-request set-header Host localhost",
-        ]
     collected = ["    use_backend metrics if { path /metrics }"] if about.metrics else []
     return "\n".join([*lines, *_refused_paths(about), *collected, "    default_backend replicas", ""])
 
@@ -227,7 +222,6 @@ def _prefix_balance(servers: tuple[ProxyServer, ...]) -> list[str]:
     return [
         "    # Turns of one conversation begin alike: with what the model is told, and the first question. Of a plain",
         f"    # prompt it is the first {BEGINNING_BYTES} bytes.",
-        "    option http-buffer-request",
         *lines,
         f"    http-request set-var(txn.beginning) {joined}",
         "    # A text that ends behind the buffer is not found as JSON: the body's beginning stands for it.",

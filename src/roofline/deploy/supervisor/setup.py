@@ -9,7 +9,7 @@ from roofline.deploy.options import FleetOptions
 from roofline.deploy.places import automatic_count, replica_places
 from roofline.deploy.supervisor.replica import SERVE_WORDS, ReplicaCommand
 from roofline.deploy.words import check_passable, serve_words
-from roofline.server.options import ServeOptions, is_loopback
+from roofline.server.options import ServeOptions
 
 LOOPBACK = "127.0.0.1"  # which replicas listen on: only the proxy is reached from outside
 
@@ -36,7 +36,7 @@ class FleetSetup:
         environment = {} if self.key is None else {"ROOFLINE_API_KEY": self.key}
         commands = []
         for number, (load, cores) in enumerate(replica_places(serve.load, self.max_count), 1):
-            words = serve_words(replace(serve, load=load), number, self.options.drain_seconds)
+            words = serve_words(replace(serve, load=load), number, self.options.drain_seconds, self.options.host)
             commands.append(
                 ReplicaCommand(
                     words=[*SERVE_WORDS, *words], model=serve.model, environment=environment, cores=tuple(cores)
@@ -61,7 +61,6 @@ class FleetSetup:
             balance=self.options.balance,
             certificate=certificate,
             check_key=self.key,
-            local=is_loopback(self.options.host),
             answer_seconds=self.serve.request_timeout,
             drain_seconds=self.options.drain_seconds,
             connections=connections,
