@@ -217,6 +217,7 @@ HOSTILE = {
     "error": (replies(b"", status="500 Broken"), "answers 500: Broken"),
     "twice": (replies(b"x 1\nx 1\n"), "x is there twice"),
     "nan": (replies(b"# TYPE x_total counter\nx_total NaN\n"), "which no count can be"),
+    "terminal": (replies(b'x{a="\\n\x1b[2J"} 1\n' * 2), r"^x\{a=\"\?\?\[2J\"\} is there twice$"),
     "huge-label": (replies(b'x{a="' + b"l" * 100_000 + b'"} 1\n'), "a line of"),
 }
 
