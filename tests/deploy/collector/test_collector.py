@@ -204,7 +204,7 @@ async def no_http(reader, writer):
 
 BOMB = gzip.compress(b"x 1\n" * 1_000_000)
 HOSTILE = {
-    "endless": (endless, "more than 4,194,304 bytes|longer than"),
+    "endless": (endless, "more than 4,194,304 bytes|longer than"),  # whichever comes first
     "dripping": (dripping, "longer than 1 s"),
     "silent": (silent, "longer than 1 s"),
     "headers": (endless_headers, "cannot be read"),
@@ -217,6 +217,7 @@ HOSTILE = {
     "error": (replies(b"", status="500 Broken"), "answers 500: Broken"),
     "twice": (replies(b"x 1\nx 1\n"), "x is there twice"),
     "nan": (replies(b"# TYPE x_total counter\nx_total NaN\n"), "which no count can be"),
+    "terminal": (replies(b'x{a="\\n\x1b[2J"} 1\n' * 2), r"^x\{a=\"\?\?\[2J\"\} is there twice$"),
     "huge-label": (replies(b'x{a="' + b"l" * 100_000 + b'"} 1\n'), "a line of"),
 }
 
@@ -362,5 +363,16 @@ def test_what_a_replica_answers_after_it_has_left_is_not_taken_in():
             released.set()
             await scraping
             assert "vllm:num_requests_running" not in figures(collector)
+
+    asyncio.run(run())
+
+
+def test_a_page_is_read_up_to_a_size_and_no_further():
+    async def run() -> None:
+        async with listening(endless) as address:
+            collector = MetricsCollector([target("a", address)], timeout=60)
+            await collector.scrape()
+            assert collector.shown()[0]["problem"] == "its metrics have more than 4,194,304 bytes"
+            await collector.close()
 
     asyncio.run(run())

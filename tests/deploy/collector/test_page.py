@@ -97,8 +97,11 @@ def test_other_content_is_refused_by_its_type(kind):
 
 def test_a_page_of_too_many_series_is_refused(monkeypatch):
     monkeypatch.setattr(page_module, "MAX_SERIES", 10)
+    monkeypatch.setattr(page_module, "MAX_LINES", 20)
+    with pytest.raises(ScrapeError, match="it has more than 20 lines"):
+        read_page(b"# a comment\n" * 21, TEXT, 10)
     lines = b"".join(b'x{a="%d"} 1\n' % number for number in range(11))
-    with pytest.raises(ScrapeError, match="it has 11 series, and 10 are read at most"):
+    with pytest.raises(ScrapeError, match="it has more than 10 series"):
         read_page(lines, TEXT, 10)
     assert len(read_page(lines[: -len(b'x{a="10"} 1\n')], TEXT, 10).families["x"].series) == 10
 

@@ -136,6 +136,7 @@ def test_a_disk_that_is_full_leaves_rows_out_and_nothing_behind(tmp_path, monkey
     assert "series of metrics are left out: the disk is full" in caplog.text
 
 
+@pytest.mark.slow
 def test_after_kill_9_what_was_written_is_whole(tmp_path):
     """The command writes every scrape at once here, and is killed in the middle of it."""
 

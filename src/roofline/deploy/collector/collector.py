@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from roofline.common import log
 from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
-from roofline.deploy.collector.errors import ScrapeError
+from roofline.deploy.collector.errors import ScrapeError, in_one_line
 from roofline.deploy.collector.figures import own_figures
 from roofline.deploy.collector.page import MetricsPage
 from roofline.deploy.collector.scraper import ReplicaScraper
@@ -205,10 +205,10 @@ class MetricsCollector:
         try:
             page = await record.scraper.scrape()
         except ScrapeError as error:
-            problem = str(error)
+            problem = in_one_line(str(error))
         except Exception as error:  # whatever a library raises: the other replicas, and the next scrape, go on
             LOG.exception("replica %s: the scrape failed", name)
-            problem = f"{type(error).__name__}: {error}"
+            problem = in_one_line(f"{type(error).__name__}: {error}")
         if self._replicas.get(name) is not record:
             return  # it has left meanwhile
         record.seconds = time.perf_counter() - began
@@ -224,12 +224,13 @@ class MetricsCollector:
         """A replica that is older than the collector, and is seen after the first sums were shown, brings nothing of
         its past: all of it at once would look like a second of enormous load."""
         is_young = page.birth is None or page.birth >= (self._began or 0.0) - YOUNG_SECONDS
-        record.refused = tuple(self._sums.take(name, page, is_young or (record.initial and not record.failures)))
+        refused = self._sums.take(name, page, is_young or (record.initial and not record.failures))
+        record.refused = tuple(map(in_one_line, refused))
         if record.state == "down":
             LOG.info("replica %s: it answers again", name)
         record.state, record.page, record.problem = "up", page, ""
-        for refused in record.refused:
-            self._tell(f"replica {name}: {refused}")
+        for sentence in record.refused:
+            self._tell(f"replica {name}: {sentence}")
 
     def _take_failure(self, record: ReplicaRecord, name: str, problem: str) -> None:
         if record.state != "down" or record.problem != problem:

@@ -20,6 +20,7 @@ from roofline.deploy.collector.errors import ScrapeError
 
 MAX_BYTES = 4 << 20  # of a page; one of `roofline serve` has about 32 KB a model
 MAX_SERIES = 10_000  # of a page; one of `roofline serve` has about 290 a model
+MAX_LINES = 4 * MAX_SERIES  # with what is said of families, and empty ones
 MAX_LINE = 4096  # characters: the parser copies the end of a line once for each of its labels
 MAX_COUNT = 2.0**63  # what a counter can be; beyond it sums of doubles have lost their last thousands
 REPLICA_PREFIX = "replica:"  # of names under which a collector shows the series of single replicas
@@ -72,9 +73,9 @@ def read_page(body: bytes, content_type: str, seconds: float) -> MetricsPage:
             raise ScrapeError(f"{metric.name} is a {family.kind} and a {metric.type}")
         for sample in metric.samples:
             count += 1
+            if count > MAX_SERIES:
+                raise ScrapeError(f"it has more than {MAX_SERIES:,} series, and no more are read")
             _take(sample, family, births)
-    if count > MAX_SERIES:
-        raise ScrapeError(f"it has {count:,} series, and {MAX_SERIES:,} are read at most")
     _drop_births(families, births)
     for family in families.values():
         _check(family)
@@ -92,8 +93,11 @@ def _parser(content_type: str) -> PageParser:
 
 def _lines(text: str, end: float) -> Iterator[str]:
     """The lines of a page, until the time is over. Raises ScrapeError for one that would take the parser long."""
-    at = 0
+    at = count = 0
     while at < len(text):
+        count += 1
+        if count > MAX_LINES:
+            raise ScrapeError(f"it has more than {MAX_LINES:,} lines, and no more are read")
         stop = text.find("\n", at)
         stop = len(text) if stop < 0 else stop
         if stop - at > MAX_LINE:
