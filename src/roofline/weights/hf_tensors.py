@@ -56,7 +56,7 @@ def hf_tensors(config: JsonObject, parameters: Sequence[TensorInfo]) -> list[HfT
                 tensors.append(place)
             written.add(place.info.name)
             continue
-        within = files_of(config["family"]).NAMES.hf_placed(names.to_hf(config["family"], info.name))
+        within = files_of(config["family"]).NAMES.hf_placed(config, names.to_hf(config["family"], info.name))
         if within is not None and within.of:
             joined.setdefault(within.name, []).append((within, info))
         elif within is not None:
@@ -100,7 +100,7 @@ def stored_together(config: JsonObject, parameters: Iterable[str]) -> list[list[
             placed.setdefault(f"{before}{holders[part]}", []).append(name)
             continue
         theirs = names.to_hf(family, name)
-        place = files_of(family).NAMES.hf_placed(theirs)
+        place = files_of(family).NAMES.hf_placed(config, theirs)
         placed.setdefault(theirs if place is None else place.name, []).append(name)
     return list(placed.values())
 

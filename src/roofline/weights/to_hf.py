@@ -25,6 +25,7 @@ from roofline.weights.names import to_hf
 Row = tuple[str, tuple[int, ...], bytes]  # name, shape and little-endian bytes of a tensor that is written
 FILE_BYTES = 5 << 30  # of weights in a file
 _WORDS = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}  # what a number of each lies in
+_SPELLED = ("norm_eps", "scan_eps", "rope_theta")  # which GGUF files hold as float32
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -41,9 +42,9 @@ def checked_hf_config(config: JsonObject, dtype: str) -> tuple[dict[str, object]
     """As `hf_config`, and the order of the rows of q and k in such files. Raises UnsupportedError where it would be
     read back as another configuration.
 
-    config: its norm_eps and rope_theta may be float32 numbers, whose shortest spelling is written.
+    config: its epsilons and rope_theta may be float32 numbers, whose shortest spelling is written.
     """
-    spelled = {name: float(str(np.float32(config[name]))) for name in ("norm_eps", "rope_theta")}
+    spelled = {name: float(str(np.float32(config[name]))) for name in _SPELLED if name in config}
     values = hf_config({**config, **spelled}, dtype)
     read = hf.from_hf(Path("config.json"), values)
     (_, before), (_, after) = configure({**config, **spelled, "rope_style": read["rope_style"]}), configure(read)
@@ -107,7 +108,7 @@ def _theirs(
                 theirs, rows = together
                 yield to_hf(family, theirs), hf_shape(config, theirs, (len(rows), *shape[1:])), rows.tobytes()
             continue
-        place = table.hf_placed(to_hf(family, name))
+        place = table.hf_placed(config, to_hf(family, name))
         if place is None:
             for own, each, part in _by_expert(name, shape, data, 0 if table.is_stacked(name) else experts):
                 raw = as_theirs(config, own, each, part, dtype)

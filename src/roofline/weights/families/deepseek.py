@@ -12,9 +12,21 @@ from roofline.weights.families import youtu
 from roofline.weights.families.shared import gguf_fields, hf_fields, latent_fields, routed_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.experts import EACH_EXPERT, EXPERTS
-from roofline.weights.families.shared.joined_experts import stacked_experts_apart
+from roofline.weights.families.shared.joined_experts import stacked_experts_apart, stacked_experts_placed
 from roofline.weights.families.shared.routed_fields import CHOICE_BIAS, FURTHER, SHARED_EXPERTS, GgufRouter, RouterKeys
-from roofline.weights.families.shared.tensor_names import GUESSING, MLP, NORMS, TensorNames
+from roofline.weights.families.shared.tensor_names import GUESSING, MLP, NORMS, TensorNames, TensorPlace
+
+
+def _is_mistral4(config: Config) -> bool:
+    """Whether a configuration is written as Mistral 4's, which alone of those with softmax scores has either."""
+    return config.get("score", "softmax") != "sigmoid" and bool(config.get("query_beta") or config.get("renormalise"))
+
+
+def _placed(config: Config, name: str) -> TensorPlace | None:
+    """Return the place of a parameter. Transformers reads Mistral 4's experts in the tensors of all of a layer alone,
+    those of the other types one by one."""
+    return stacked_experts_placed(name) if _is_mistral4(config) else None
+
 
 NAMES = TensorNames(
     NORMS
@@ -27,6 +39,7 @@ NAMES = TensorNames(
     | {"mlp.router": ("ffn_gate_inp", "mlp.gate")},
     bare=CHOICE_BIAS,
     hf_apart=stacked_experts_apart,
+    hf_placed=_placed,
     hf_further=FURTHER,
     hf_guessing_key="num_nextn_predict_layers",
 )
@@ -175,7 +188,7 @@ def to_hf(config: Config) -> Config:
     """The fields of a config.json, of the type that says most of it."""
     if config.get("score", "softmax") == "sigmoid":
         return _sigmoid_to_hf(config)
-    if config.get("query_beta") or config.get("renormalise"):
+    if _is_mistral4(config):
         fields = _routed_to_hf(config, "mistral4") | {"head_dim": config["head_dim"], "pad_token_id": None}
         return latent_fields.scaled_queries_to_hf(config, fields)
     groups = routed_fields.groups_to_hf(config) if config.get("groups", 1) > 1 else {}

@@ -33,4 +33,5 @@ def from_hf(fields: Fields, model_type: str) -> Config:
 
 def to_hf(config: Config) -> Config:
     """The fields of a config.json."""
-    return olmoe.to_hf(config) | {"model_type": "flex_olmo", "architectures": ["FlexOlmoForCausalLM"]}
+    fields = olmoe.to_hf(config) | {"model_type": "flex_olmo", "architectures": ["FlexOlmoForCausalLM"]}
+    return fields | {"pad_token_id": None}  # the type's default may be no id of a small vocabulary

@@ -45,7 +45,7 @@ def _apart(path: Path, source: TensorSource) -> TensorSource:
     return renamed(stacked_experts_apart(path, renamed(source, _stacked_name)), _apart_name)
 
 
-def _placed(name: str) -> TensorPlace | None:
+def _placed(config: Config, name: str) -> TensorPlace | None:
     match = _PLACED.fullmatch(name)
     if match is None:
         return None

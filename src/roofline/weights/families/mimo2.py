@@ -13,18 +13,25 @@ from roofline.weights.families.shared import gguf_fields, hf_fields, layer_kinds
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
 from roofline.weights.families.shared.joined_experts import renamed, stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import CHOICE_BIAS, LAYER, GgufRouter, RouterKeys
-from roofline.weights.families.shared.tensor_names import TensorNames
+from roofline.weights.families.shared.tensor_names import TensorNames, TensorPlace
 from roofline.weights.quantised.method import TensorSource
+
+_SINKS, _SINKS_IN_FILES = ".self_attn.sinks.weight", ".self_attn.attention_sink_bias"
 
 
 def _apart(path: Path, source: TensorSource) -> TensorSource:
     return stacked_experts_apart(path, renamed(source, lambda name: name.replace("attention_sink_bias", "sinks")))
 
 
+def _placed(config: Config, name: str) -> TensorPlace | None:
+    return TensorPlace(name.removesuffix(_SINKS) + _SINKS_IN_FILES) if name.endswith(_SINKS) else None
+
+
 NAMES = TensorNames(
     LAYER | {"attn.sinks": ("attn_sinks", "self_attn.sinks")},
     bare=CHOICE_BIAS,
     hf_apart=_apart,
+    hf_placed=_placed,
     hf_unread=r"model\.mtp\..+",
 )
 _DEFAULTS = {

@@ -19,7 +19,7 @@ import numpy as np
 
 from roofline.common.fields import refuse, shorten
 from roofline.weights.families.shared.tensor_names import TensorPlace
-from roofline.weights.files.mapped import TensorInfo
+from roofline.weights.files.mapped import JsonObject, TensorInfo
 from roofline.weights.quantised.method import TensorSource
 from roofline.weights.quantised.mxfp4 import PROJECTIONS
 
@@ -215,19 +215,29 @@ def _bias(columns: slice, values: np.ndarray) -> np.ndarray:
     return values[:, columns].reshape(-1)
 
 
-def experts_placed(name: str) -> TensorPlace | None:
-    """The inverse: in which tensor of such files a parameter of Hugging Face's names is, whether the name says the
-    number of an expert or stands for all of a layer; None: it has a tensor of its own name."""
+def experts_placed(config: JsonObject, name: str) -> TensorPlace | None:
+    """The inverse of `experts_apart`: in which tensor of such files a parameter of Hugging Face's names is, whether the
+    name says the number of an expert or stands for all of a layer; None: it has a tensor of its own name."""
     bare = name.removesuffix(".weight")
     if _SINKS.fullmatch(bare):
         return TensorPlace(bare)
     match = _PLACED.fullmatch(name)
     if match is None:
         return None
-    suffix = "_bias" if match["kind"] == "bias" else ""
+    return _place(match, "_bias" if match["kind"] == "bias" else "", in_turn=True)
+
+
+def stacked_experts_placed(name: str) -> TensorPlace | None:
+    """Return the place of an expert's matrix in files that have those of all experts as transformers has them in
+    memory, which `stacked_experts_apart` reads; None: a parameter has a tensor of its own name."""
+    match = _PLACED.fullmatch(name)
+    return None if match is None or match["kind"] == "bias" else _place(match, "", in_turn=False)
+
+
+def _place(match: re.Match[str], suffix: str, *, in_turn: bool) -> TensorPlace:
     if match["part"] == "down":
-        return TensorPlace(f"{match['within']}.down_proj{suffix}", 0, 1)
-    return TensorPlace(f"{match['within']}.gate_up_proj{suffix}", ("gate", "up").index(match["part"]), 2)
+        return TensorPlace(f"{match['within']}.down_proj{suffix}", 0, 1, in_turn)
+    return TensorPlace(f"{match['within']}.gate_up_proj{suffix}", ("gate", "up").index(match["part"]), 2, in_turn)
 
 
 def side_by_side(parts: Sequence[np.ndarray], in_turn: bool) -> np.ndarray:

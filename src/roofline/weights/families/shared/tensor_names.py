@@ -109,7 +109,8 @@ class TensorNames:
     outputs]; by_head: whose rows are q, k and v of one head after the other, ours those of q, then k, then v of all
     heads; hf_apart: takes apart the tensors that hold several of ours, in files of that path; None: there are none;
     joined: of a configuration, the tensors in which rows of several of ours lie in turn, which have names in
-    `layer`, too; hf_placed: the inverse for what `to_hf` calls a parameter, where files are written so; stacked:
+    `layer`, too; hf_placed: the inverse, of a configuration and what `to_hf` calls a parameter, where
+    files are written so; stacked:
     tensors of all experts of a layer, [experts, rows, columns], ours one below the other.
 
     Of adapters: modules_before: what modules of transformers' model have in place of the beginning of the files' names,
@@ -146,7 +147,7 @@ class TensorNames:
     by_head: Collection[str] = ()
     hf_apart: Callable[[Path, TensorSource], TensorSource] | None = None
     joined: Callable[[dict[str, Any]], Mapping[str, JoinedRows]] = lambda config: {}
-    hf_placed: Callable[[str], TensorPlace | None] = lambda name: None
+    hf_placed: Callable[[JsonObject, str], TensorPlace | None] = lambda config, name: None
     hf_guessing: str = ""
     hf_guessing_key: str = ""
     stacked: Collection[str] = ()
