@@ -800,7 +800,7 @@ def test_a_mask_that_cannot_be_known_is_no_mask(bits, problem, message):
 def test_characters_that_mean_something_stand_as_their_numbers():
     assert library._literal("a.é\n{") == r"a\x{2e}é\x{a}\x{7b}"
     with pytest.raises(RequestError, match="the regex cannot be compiled: too large"):
-        library.cannot_compile(Constraint.of_regex("a"), "too large")
+        library.cannot_compile(Constraint.of_regex("a"), ValueError("too large"))
 
 
 def test_as_many_forms_wait_as_the_documents_say():
@@ -815,7 +815,46 @@ def test_spaces_in_json_are_bounded():
 def test_what_is_wrong_with_a_constraint_is_what_the_trial_says(monkeypatch):
     vetting = Vetting(library.Words([], [], []))
     monkeypatch.setattr(vetting, "_ask", {"good": "", "bad": "it has no end"}.get)
-    assert (vetting.problem("good"), vetting.problem("bad")) == (None, "it has no end")
+    vetting.check("good")
+    with pytest.raises(ValueError, match="it has no end"):
+        vetting.check("bad")
+
+
+def test_a_large_vocabulary_costs_a_trial_no_more_than_its_masks():
+    """A JSON string allows nearly all of 200,000 ids, at each of the trial's steps."""
+    tokens = [bytes([byte]) for byte in range(256)] + [b"a%06d" % number for number in range(200_000)] + [b"<|end|>"]
+    words = library.Words(tokens, [len(tokens) - 1], [len(tokens) - 1])
+    tokenizer = library.library_tokenizer(words)
+    text = 'start: %json {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
+    library.try_out(library.compiled(tokenizer, text), len(tokens), words.ends)
+
+
+def test_the_ends_of_an_answer_are_none_of_the_ids_that_a_trial_goes_on_with():
+    tokens = [bytes([byte]) for byte in range(256)] + [b"<|end|>"]
+    words = library.Words(tokens, [256], [256])
+    matcher = library.compiled(library.library_tokenizer(words), 'start: "ab" | "ab" start')
+    library.try_out(matcher, len(tokens), words.ends)
+
+
+def test_a_form_that_took_too_long_is_tried_again_after_a_while(monkeypatch):
+    engine = engine_of()
+    trials = []
+
+    def slow(*arguments):
+        trials.append(arguments)
+        if len(trials) == 1:
+            raise library.SlowFormError("it takes more than 2 s of a core")
+
+    monkeypatch.setattr(grammars, "try_out", slow)
+    form = Constraint.of_regex("ab|cd")
+    for _ in range(2):
+        with pytest.raises(RequestError, match="cannot be compiled: it takes more than 2 s of a core"):
+            engine.compile(form).result()
+    assert len(trials) == 1
+    monkeypatch.setattr(grammars, "SLOW_SECONDS", -1.0)
+    engine.compile(form).result()
+    assert len(trials) == 2
+    engine.close()
 
 
 def test_a_step_that_fails_leaves_no_masks_behind():

@@ -79,6 +79,20 @@ def test_pictures_of_other_apis_are_named(call, path, body, name):
     assert name in response.text
 
 
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+def test_a_picture_in_the_text_of_tgi_is_refused_where_the_model_reads_pictures(call, engine, path):
+    """As in TGI it is text for a model that reads text alone."""
+    body = {"inputs": "![](data:image/png;base64,AAAA)What is this?"}
+    assert call("POST", path, json=body).status_code == 200
+    assert bytes(engine.submitted.pop()[0]).decode() == body["inputs"]
+    engine.description = msgspec.structs.replace(engine.description, media_ids=MEDIA)
+    response = call("POST", path, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"].startswith("inputs: the model reads text, and no pictures, as ![](URL)")
+    assert engine.submitted == []
+    assert call("POST", path, json={"inputs": "a ![b] (c)"}).status_code == 200
+
+
 def test_an_answer_may_have_such_an_id(call, engine):
     engine.description = msgspec.structs.replace(engine.description, media_ids=MEDIA)
     engine.answer = f"a{MARK}".encode()

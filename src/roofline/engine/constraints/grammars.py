@@ -1,6 +1,7 @@
 """Grammars: the compiled constraints of one model, in a bounded cache; compiled in threads beside the steps."""
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from roofline.common.errors import RequestError, RooflineError, UnsupportedError
 from roofline.engine.constraint import Constraint, refuse
 from roofline.engine.constraints.library import (
+    SlowFormError,
     Words,
     advance,
     cannot_compile,
@@ -31,6 +33,7 @@ THREADS = 2  # that compile: one waits for the process that tries constraints ou
 MAX_GRAMMARS = 32  # that are kept; each has an automaton of at most some 50 MB, most of less than one
 MAX_PENDING = 32  # that are being compiled or wait for it; more are refused
 MAX_BYTES = 1 << 20  # of their texts
+SLOW_SECONDS = 30.0  # for which a constraint that took too long is refused without another trial
 _WITHOUT_TRIAL = frozenset({"json", "choice"})  # take a time that grows with their size alone
 
 
@@ -119,14 +122,14 @@ class Grammars:
         try:
             words, tokenizer, vetting = self._prepared()
             text = notation(constraint)
-            if constraint.kind not in _WITHOUT_TRIAL and (problem := vetting.problem(text)):
-                cannot_compile(constraint, problem)
+            if constraint.kind not in _WITHOUT_TRIAL:
+                vetting.check(text)
             matcher = compiled(tokenizer, text)
             try_out(matcher, self._vocab_size, words.ends)  # its masks are in the automaton afterwards
         except UnsupportedError as error:
             raise _unsupported(str(error)) from error
         except ValueError as error:
-            cannot_compile(constraint, str(error))
+            cannot_compile(constraint, error)
         return Grammar(matcher, words, tokenizer)
 
     def _prepared(self) -> "tuple[Words, LLTokenizer, Vetting]":
@@ -156,10 +159,15 @@ def _unsupported(problem: str) -> RequestError:
 
 
 def _spent(future: "Future[Grammar]") -> bool:
-    """Whether it must be compiled anew: it failed for a reason that is not its own, or one of its matchers failed."""
+    """Whether it must be compiled anew: it failed for a reason that is not its own, or for a time that another trial
+    may not take, or one of its matchers failed."""
     if not future.done():
         return False
     if future.cancelled():
         return True
     error = future.exception()
-    return future.result().failed if error is None else not isinstance(error, RequestError)
+    if error is None:
+        return future.result().failed
+    if isinstance(error.__cause__, SlowFormError):
+        return time.monotonic() - error.__cause__.at > SLOW_SECONDS
+    return not isinstance(error, RequestError)

@@ -22,13 +22,14 @@ import msgspec
 from roofline.common import log
 from roofline.common.errors import RooflineError
 from roofline.common.processes import describe_end
-from roofline.engine.constraints.library import Words
+from roofline.engine.constraints.library import SlowFormError, Words
 
 COMPILE_SECONDS = 2.0  # of the processor
 PATIENCE = 60.0  # seconds by the clock, for a machine that lets it wait
 MEMORY = 4 << 30  # bytes of address space
 IDLE_SECONDS = 60.0  # after which the process ends: it holds a vocabulary
 _LENGTH = struct.Struct("<I")
+_SLOW = "\0"  # before an answer of the process that is about time
 
 
 class Vetting:
@@ -38,18 +39,22 @@ class Vetting:
         self._words, self._lock = words, threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def problem(self, text: str) -> str | None:
-        """What is wrong with a constraint in llguidance's notation. Raises RooflineError where it cannot be tried."""
+    def check(self, text: str) -> None:
+        """Raises ValueError with what is wrong with a constraint in llguidance's notation, SlowFormError where that is
+        the time it takes, and RooflineError where it cannot be tried."""
         with self._lock:
             for _ in range(2):  # a process that was idle may end just now
                 answer = self._ask(text)
+                if answer == "":
+                    return
                 if answer is not None:
-                    return answer or None
+                    kind = SlowFormError if answer.startswith(_SLOW) else ValueError
+                    raise kind(answer.removeprefix(_SLOW))
                 status = self._reap()
                 if status == -signal.SIGPROF:
-                    return f"it takes more than {COMPILE_SECONDS:g} s of a core"
+                    raise SlowFormError(f"it takes more than {COMPILE_SECONDS:g} s of a core")
                 if status in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
-                    return "it takes too much memory"
+                    raise ValueError("it takes too much memory")
                 if status != 0:
                     break
             raise RooflineError(f"a constraint could not be tried out: its process ended with {describe_end(status)}")
@@ -135,6 +140,8 @@ def main() -> int:
         signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)  # its signal ends a process that does not handle it
         try:
             try_out(compiled(tokenizer, text.decode("utf-8")), len(words.tokens), words.ends)
+        except SlowFormError as error:
+            problem = _SLOW + str(error)
         except ValueError as error:
             problem = str(error) or "it cannot be compiled"
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -1,7 +1,9 @@
 """Bodies of TGI's routes -> requests that will be answered."""
 
+import re
 from dataclasses import dataclass
 
+from roofline.common.errors import RequestError
 from roofline.engine.constraint import Constraint
 from roofline.server.body import fields_of, invalid, refuse_unsupported, renamed, typed, within
 from roofline.server.context import Context
@@ -12,6 +14,9 @@ from roofline.server.routes.tgi.schema import INSTEAD, NEUTRAL, GenerateBody, Gr
 MAX_NEW_TOKENS = 100  # TGI's default, or what fits
 SAME_NAMES = ("frequency_penalty", "repetition_penalty", "seed", "stop", "temperature", "top_k", "top_p")
 GRAMMAR = "parameters.grammar.value"
+_PICTURE = re.compile(
+    r"!\[\]\([^)]*\)"
+)  # what TGI takes for one where the model reads pictures, and for text elsewhere
 FIELDS = {name: f"parameters.{name}" for name in SAME_NAMES} | {"max_tokens": "parameters.max_new_tokens"}
 
 
@@ -48,6 +53,9 @@ def _generation(body: GenerateBody, context: Context) -> TgiGeneration:
     model = context.name if parameters.adapter_id is None else parameters.adapter_id
     with renamed({"model": "parameters.adapter_id"}):
         model = check_model(model, context)
+    if loaded.media_ids and _PICTURE.search(body.inputs):
+        problem = "inputs: the model reads text, and no pictures, as ![](URL) is of a model like this; leave it out."
+        raise RequestError(400, "unsupported_parameter", problem, param="inputs")
     within("parameters.truncate", parameters.truncate, 1, 1 << 31)
     with renamed({"prompt": "inputs"}):
         every = context.text.encode(body.inputs, None if parameters.truncate else loaded.max_model_len)
