@@ -71,34 +71,34 @@ def only_model_in(folder: Path, depth: int = MOST_DEPTH) -> Path | None:
     files = [
         file for file in sorted(folder.glob("*.gguf")) if not (part := _PART.search(file.name)) or part[1] == "00001"
     ]
-    inner = sorted(each for each in folder.iterdir() if each.is_dir() and not each.name.startswith("."))
-    found = [*files, *(model for each in inner if depth and (model := only_model_in(each, depth - 1)) is not None)]
-    if len(found) > 1:
-        listed = ", ".join(path.name for path in found[:MOST_LISTED])
-        raise ConfigError(f"{folder} holds {len(found)} models ({listed}): name one, with ROOFLINE_MODEL=PATH")
-    return found[0] if found else None
+    inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    models = [*files, *(model for path in inner if depth and (model := only_model_in(path, depth - 1)) is not None)]
+    if len(models) > 1:
+        listed = ", ".join(path.name for path in models[:MOST_LISTED])
+        raise ConfigError(f"{folder} holds {len(models)} models ({listed}): name one, with ROOFLINE_MODEL=PATH")
+    return models[0] if models else None
 
 
 def main(words: Sequence[str]) -> int:
     """Become `roofline` with the words that stand for the container's. Returns only where that is not possible."""
     environment = env.all_foreign()
     try:
-        own = container_words(words, environment)
+        command = container_words(words, environment)
     except RooflineError as error:
         print(f"roofline: {error}", file=sys.stderr)
         return 1
-    if own[0] == "serve" and not _has(own, "--host", "--uds", "--config", "--help"):
+    if command[0] == "serve" and not _has(command, "--host", "--uds", "--config", "--help"):
         notice = "no key: the server is reached from inside its container alone. Give it ROOFLINE_API_KEY, or --host"
         print(f"roofline: {notice}", file=sys.stderr)
     sys.stderr.flush()
     # The same process, so that signals to the container reach the server.
-    os.execv(sys.executable, [sys.executable, "-m", "roofline", *own])
+    os.execv(sys.executable, [sys.executable, "-m", "roofline", *command])
 
 
 def _model(environment: Mapping[str, str], sagemaker: Path, models: Path) -> str:
     """The model to serve where the call names none."""
-    if named := environment.get("ROOFLINE_MODEL"):
-        return named
+    if name := environment.get("ROOFLINE_MODEL"):
+        return name
     if (model := only_model_in(sagemaker)) is not None:
         return str(model)
     if hub := environment.get("HF_MODEL_ID"):

@@ -8,10 +8,10 @@ from collections.abc import Coroutine
 async def until_signal(running: Coroutine[object, None, None]) -> None:
     """Run a coroutine, and cancel it at SIGTERM or SIGINT, which then counts as its end."""
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(running)
-    told: list[int] = []
+    signals: list[int] = []
 
     def end(number: int) -> None:
-        told.append(number)
+        signals.append(number)
         task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -19,7 +19,7 @@ async def until_signal(running: Coroutine[object, None, None]) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        if not told:
+        if not signals:
             raise
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -45,7 +45,7 @@ def systemd(
     from roofline.server.options import ServeOptions
 
     further = list(words or ())
-    credentials = {flag: _whole(flag, path) for flag, path in _taken(further, CREDENTIALS).items()}
+    credentials = {flag: _absolute_path(flag, path) for flag, path in _take_flags(further, CREDENTIALS).items()}
     served = Parser("serve", serve.command).parse([model, *further])["options"]  # what it does not take is refused here
     assert isinstance(served, ServeOptions), "its first parameter"
     if served.api_key is not None:
@@ -57,15 +57,17 @@ def systemd(
         )
     program = options.program or Path(shutil.which("roofline") or Path(sys.executable).with_name("roofline"))
     path = Path(os.path.abspath(os.path.expanduser(model)))
-    named = [named.partition("=") for named in (*(served.adapter or ()), *(served.extra_model or ()))]
-    beside = [_whole(name, place) for name, _, place in named if "/" in place and not place.startswith("hf:")]
+    pairs = [pair.partition("=") for pair in (*(served.adapter or ()), *(served.extra_model or ()))]
+    further_paths = [
+        _absolute_path(name, place) for name, _, place in pairs if "/" in place and not place.startswith("hf:")
+    ]
     unit = ServiceUnit(
-        program=_whole("--program", str(program)),
+        program=_absolute_path("--program", str(program)),
         words=(str(path) if path.exists() else model, *further),
         environment=options.environment,
         credentials=credentials,
         gpu=options.gpu,
-        readable=(*([path] if path.exists() else []), *beside),
+        readable=(*([path] if path.exists() else []), *further_paths),
     )
     print(unit.text(), end="")
 
@@ -106,7 +108,7 @@ def compose(
     served = Parser("serve", serve.command).parse([model, *(words or ())])  # what it does not take is refused here
     options = served["options"]
     assert isinstance(options, ServeOptions), "its first parameter"
-    fixed = {"host", "port", "uds", "api_key", "open_probes", "config"} & set(_named(served))
+    fixed = {"host", "port", "uds", "api_key", "open_probes", "config"} & set(_option_names(served))
     if fixed:
         flag = f"--{min(fixed).replace('_', '-')}"
         raise ConfigError(f"{flag}: the file says where containers listen, and takes the key from ROOFLINE_API_KEY")
@@ -114,14 +116,14 @@ def compose(
     print(stack.text(), end="")
 
 
-def _named(keywords: dict[str, object]) -> frozenset[str]:
+def _option_names(keywords: dict[str, object]) -> frozenset[str]:
     """The names of the options that a call of serve gives."""
-    named = keywords["named"]
-    assert isinstance(named, frozenset), "its parameter of that name"
-    return named
+    names = keywords["named"]
+    assert isinstance(names, frozenset), "its parameter of that name"
+    return names
 
 
-def _taken(words: list[str], flags: Collection[str]) -> dict[str, str]:
+def _take_flags(words: list[str], flags: Collection[str]) -> dict[str, str]:
     """Take flags with their values out of words."""
     values: dict[str, str] = {}
     for number in range(len(words) - 1, -1, -1):
@@ -132,7 +134,7 @@ def _taken(words: list[str], flags: Collection[str]) -> dict[str, str]:
     return dict(reversed(values.items()))
 
 
-def _whole(name: str, path: str) -> Path:
+def _absolute_path(name: str, path: str) -> Path:
     """A path that means the same from everywhere. Raises ConfigError."""
     from roofline.common.errors import ConfigError
 
