@@ -243,14 +243,20 @@ def test_a_response_that_goes_on_has_a_prompt_that_is_not_compared(asked: Any, o
     assert (status, "The request's top_p is 0.8" in message) == (CHANGED, True)
 
 
-@pytest.mark.parametrize("stop", [None, "one of its text"])
+STOP = "one of its text"
+BEGUN: tuple[tuple[str, dict[str, Any], str | None], ...] = (  # the server of each was told these formats
+    ("<think>Let me", {"thinks": True}, STOP),
+    (BEGUN_CALL, {"calls": "json"}, None),
+    (f"<tool_call>\n{BEGUN_CALL}", {"calls": "hermes"}, STOP),
+    (f"<think>Hm</think>{BEGUN_CALL}", {"calls": "json", "thinks": True}, None),
+)
+
+
 @pytest.mark.parametrize(
-    ("begun", "server"),
+    ("begun", "server", "stop"),
     [
-        ("<think>Let me", {"thinks": True}),
-        (BEGUN_CALL, {"calls": "json"}),
-        (f"<tool_call>\n{BEGUN_CALL}", {"calls": "hermes"}),
-        (f"<think>Hm</think>{BEGUN_CALL}", {"calls": "json", "thinks": True}),
+        *BEGUN,
+        *(pytest.param(*case, None if stop else STOP, marks=pytest.mark.slow) for *case, stop in BEGUN),
     ],
 )
 def test_an_answer_that_goes_on_within_reasoning_or_a_call_is_true_whatever_its_server_was_told(
