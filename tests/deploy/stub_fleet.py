@@ -2,7 +2,7 @@
 
 python -m tests.deploy.stub_fleet MODEL [options of `roofline up`]
 
-STUB_POLICY: the number of replicas that a policy always asks for.
+STUB_POLICY: the number of replicas that a policy always asks for; STUB_DRAIN_FIRST: there is no memory for two servers.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from roofline.common.errors import RooflineError
 from roofline.deploy.supervisor.folder import FleetFolder
 from roofline.deploy.supervisor.replica import ReplicaCommand
 from roofline.deploy.supervisor.setup import FleetSetup
+from roofline.deploy.supervisor.slot import ReplicaSlot
 from roofline.deploy.supervisor.supervisor import FleetReading, FleetSupervisor
 from roofline.server.options import ServeOptions
 
@@ -37,6 +38,13 @@ class StubSetup(FleetSetup):
         ]
 
 
+class StubSupervisor(FleetSupervisor):
+    """A supervisor of a machine with little memory, where that is asked for."""
+
+    def _drains_first(self, slot: ReplicaSlot) -> bool:
+        return "STUB_DRAIN_FIRST" in os.environ or super()._drains_first(slot)
+
+
 def policy() -> Callable[[FleetReading], int | None] | None:
     count = os.environ.get("STUB_POLICY")
     return None if count is None else lambda reading: int(count)
@@ -52,7 +60,7 @@ def main(words: list[str]) -> int:
         options=options, serve=serve, replicas=count, max_count=max(count, options.max_replicas or 1), key=None
     )
     try:
-        asyncio.run(FleetSupervisor(setup, FleetFolder(options.name), policy()).run())
+        asyncio.run(StubSupervisor(setup, FleetFolder(options.name), policy()).run())
     except RooflineError as error:
         print(f"roofline: {error}", file=sys.stderr)
         return 1

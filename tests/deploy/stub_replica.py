@@ -1,9 +1,10 @@
 """A server that speaks to its supervisor as `roofline serve` does, and computes nothing.
 
-    stub_replica.py NAME?start=SECONDS&gap=SECONDS&fail=MESSAGE&queue=N NUMBER
+    stub_replica.py NAME?start=SECONDS&gap=SECONDS&fail=MESSAGE&on=NUMBER&queue=N NUMBER
 
-Completions have `max_tokens` words, one each `gap` seconds; `X-Replica` says which replica and process answers. fail:
-it ends with this message before it is ready; queue: requests beyond so many at a time are answered with 429.
+Completions have `max_tokens` words, one each `gap` seconds; `X-Replica` says which replica answers. fail: it ends with
+this message before it is ready, where it has the number of `on`; queue: requests beyond so many at a time are answered
+with 429.
 """
 
 import asyncio
@@ -14,8 +15,6 @@ import socket
 import sys
 import time
 from urllib.parse import parse_qsl
-
-FIELDS = {"start": 0.0, "gap": 0.0}
 
 
 class StubReplica:
@@ -30,7 +29,7 @@ class StubReplica:
 
     async def run(self) -> None:
         await asyncio.sleep(float(self.fields.get("start", 0)))
-        if "fail" in self.fields:
+        if "fail" in self.fields and self.fields.get("on", self.number) == self.number:
             sys.exit(f"roofline: {self.fields['fail']}")
         assert os.environ["LISTEN_PID"] == str(os.getpid())
         server = await asyncio.start_server(self.serve, sock=socket.socket(fileno=3))

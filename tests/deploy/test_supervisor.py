@@ -89,6 +89,41 @@ def test_a_model_that_does_not_start_leaves_the_old_one(start_fleet):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_where_memory_is_short_the_old_server_ends_first_and_no_request_fails(start_fleet, replicas):
+    fleet = start_fleet("one?gap=0.01", f"--replicas={replicas}", STUB_DRAIN_FIRST="1")
+    fleet.wait_ready(replicas)
+    before = [replica["pid"] for replica in fleet.status()["replicas"]]
+    with load_on(fleet.address, lambda number: {**STREAM, "max_tokens": 10}) as load:
+        load.wait_for(8)
+        fleet.send(command="roll", model="two?gap=0.01")
+        load.wait_for(8)
+        with pytest.raises(RooflineError, match="no such model"):
+            fleet.send(command="roll", model="three?fail=no such model")
+        fleet.wait_ready(replicas)
+        load.wait_for(8)
+    assert load.failed == []
+    assert load.outcomes[-1].events[0]["model"] == "two"
+    assert not any(is_alive(pid) for pid in before)
+
+
+@pytest.mark.slow
+def test_a_roll_that_fails_in_its_middle_is_undone(start_fleet):
+    fleet = start_fleet("one", "--replicas=2")
+    fleet.wait_ready(2)
+    with load_on(fleet.address) as load:
+        with pytest.raises(RooflineError, match="no such model"):
+            fleet.send(command="roll", model="two?fail=no such model&on=r2")
+        fleet.wait_ready(2)
+        count = len(load.outcomes)
+        load.wait_for(16)
+    assert load.failed == []
+    assert "two" in {outcome.events[0]["model"] for outcome in load.outcomes}  # it was there for a moment
+    assert {outcome.events[0]["model"] for outcome in load.outcomes[count + 4 :]} == {"one"}
+    assert {replica["model"] for replica in fleet.status()["replicas"]} == {"one"}
+
+
+@pytest.mark.slow
 def test_replicas_enter_and_leave(start_fleet):
     fleet = start_fleet("small?gap=0.01", "--replicas=1", "--max-replicas=3")
     fleet.wait_ready(1)

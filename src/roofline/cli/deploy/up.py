@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from roofline.deploy.supervisor.setup import FleetSetup
 
 KEY_VARIABLE = "ROOFLINE_API_KEY"
-END_SECONDS = 0.1  # between two looks at a fleet that is being started
+LOOK_SECONDS = 0.1  # between two looks at a fleet that is being started
 Print = Annotated[bool, Option("Print the configuration of HAProxy, and start nothing.", flags=("--print",))]
 Detach = Annotated[bool, Option("Return once the first server is ready, and leave the fleet running.")]
 
@@ -150,6 +150,6 @@ def _detached(setup: "FleetSetup", words: list[str]) -> int:
         if state.get("pid") == process.pid and any(replica["state"] == "ready" for replica in state["replicas"]):
             print(f"{state['address']} (process {process.pid}, log {log}); `roofline down` ends it")
             return 0
-        time.sleep(END_SECONDS)
+        time.sleep(LOOK_SECONDS)
     print(log_tail(log), file=sys.stderr)
     return 1
