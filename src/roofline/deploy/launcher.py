@@ -32,8 +32,8 @@ def main(words: list[str]) -> None:
     for place, number in enumerate(moved, FIRST):
         os.dup2(number, place)  # inheritable
         os.close(number)
-    os.environ["LISTEN_PID"], os.environ["LISTEN_FDS"] = str(os.getpid()), str(len(moved))
-    os.execv(program, [program, *arguments])
+    variables = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(moved))}
+    os.execve(program, [program, *arguments], {**os.environ, **variables})
 
 
 if __name__ == "__main__":
