@@ -281,3 +281,16 @@ def test_entries_keep_what_is_written(tmp_path):
         "e": (4, ('{"x":[1,false]}',), False, None),
         "f": (5, (), False, None),
     }
+
+
+def test_a_fleet_has_such_files_too(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("model: m\nreplicas: 1\nbalance: prefix\n")
+    assert (
+        "balance roundrobin"
+        in call_roofline(["up", "--config", str(path), "--balance", "roundrobin", "--print"]).stdout
+    )
+    path.write_text("model: m\nuds: /tmp/s\n")
+    result = call_roofline(["up", "--config", str(path), "--print"])
+    assert result.exit_code == 1
+    assert f"{path}, line 2: --uds cannot be used in a fleet" in result.stderr

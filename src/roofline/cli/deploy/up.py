@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.cli.options import Draft, ModelArgument
-from roofline.cli.parser import Without, understands
+from roofline.cli.parser import Without, reads_option_file, understands
 from roofline.common.options import Option
 from roofline.deploy.options import FleetOptions
 from roofline.deploy.words import REFUSED
@@ -35,6 +35,7 @@ def fleet_words(words: Sequence[str], flags: Container[str]) -> list[str]:
     return own_words(words, flags)
 
 
+@reads_option_file
 @understands(fleet_words)
 def command(
     fleet: FleetOptions,
