@@ -155,7 +155,7 @@ def test_where_calls_are_optional_text_is_free_and_a_strict_call_is_held_to_its_
     assert takes(rules, call)
     assert not takes(rules, call.replace("count", "size"))
     assert not takes(rules, call.replace("seek", "find"))
-    thoughts = f"Hm {{{calls.thoughts.close}" + ("<|start|>assistant" if calls.tells_reasoning else "")
+    thoughts = f"Hm {{{calls.thoughts.close}" + (calls.message_head if calls.tells_reasoning else "")
     thinking = optional_calls(form, tools, {"seek"}, several=True, thinking=True, thoughts=calls.thoughts).text
     assert takes(thinking, thoughts + call)
     assert not takes(thinking, "Hm {")
@@ -173,7 +173,7 @@ def test_marks_of_a_forced_call_may_be_special_tokens(form):
     begin = calls.frame.before if calls.tells_reasoning else ""
     call = written(forced_calls(form, tools, several=False, thinking=False).text, 1, [], begin)
     rules = forced_calls(form, tools, several=False, thinking=True, thoughts=calls.thoughts, special_ids=ids)
-    text = f"Hm.{calls.thoughts.close}{'<|start|>assistant' if calls.tells_reasoning else ''}{call}"
+    text = f"Hm.{calls.thoughts.close}{calls.message_head if calls.tells_reasoning else ''}{call}"
     pattern = "|".join(map(re.escape, sorted(ids, key=len, reverse=True)))
     tokens = [
         token for part in re.split(f"({pattern})", text) for token in ([ids[part]] if part in ids else part.encode())

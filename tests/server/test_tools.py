@@ -10,6 +10,8 @@ from roofline import Constraint
 from roofline.common.errors import RequestError
 from roofline.engine.constraints import library
 from roofline.server.call_grammars import MOST_CALLS, forced_calls, optional_calls
+from roofline.server.complete_text import complete_text
+from roofline.server.options import ServeOptions
 from roofline.server.text_side import TextSide
 from roofline.text.replies.formats.table import CALL_FORMATS
 from roofline.text.replies.parser import Reply
@@ -135,6 +137,9 @@ class Tokens:
     eos_ids = ()
     density = None
 
+    def complete(self):
+        """Nothing is left for later."""
+
     def encode_marked(self, text, mask):
         assert len(text) == len(mask)
         return [ord(character) for character in text]
@@ -143,7 +148,7 @@ class Tokens:
         return "".join(map(chr, ids))
 
 
-NATIVE = """{% for t in tools or [] %}{{ t.function.name }};{% endfor -%}
+NATIVE = """{# <tool_call> #}{% for t in tools or [] %}{{ t.function.name }};{% endfor -%}
 {% for m in messages %}<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] -%}
 [{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}</>{% endfor -%}
 {% if add_generation_prompt %}<assistant>{% if thinking %}<think>\n{% endif %}{% endif %}"""
@@ -170,6 +175,25 @@ def test_a_template_that_knows_tools_gets_them():
     assert prompt(NATIVE, tools=TOOLS) == expected
 
 
+def test_tools_of_a_template_with_an_unknown_format_are_refused():
+    """They are told to the model in a form that would come as text; what has no tools is answered."""
+    template = NATIVE.replace("<tool_call>", "")
+    assert prompt(template).endswith("<assistant>")
+    with pytest.raises(RequestError, match=r"^tools: .*--tool-call-parser NAME") as caught:
+        prompt(template, tools=TOOLS)
+    assert (caught.value.status, caught.value.param) == (400, "tools")
+    named = TextSide(Tokens(), ChatTemplate(template), ServeOptions(tool_call_parser="hermes").reply_format)
+    assert named.encode_chat(TURNS, tools=TOOLS)
+    assert named.tools_notice == ""
+
+
+def test_an_unknown_format_is_told_at_load(caplog):
+    complete_text(TextSide(Tokens(), ChatTemplate(NATIVE)), False)
+    assert caplog.text == ""
+    complete_text(TextSide(Tokens(), ChatTemplate(NATIVE.replace("<tool_call>", ""))), False)
+    assert caplog.text.count("tools of requests are refused: the model's chat template describes tools") == 1
+
+
 def test_for_others_tools_are_text():
     text = prompt(PLAIN, tools=TOOLS)
     assert text.startswith("<system>You can call these functions")
@@ -180,7 +204,7 @@ def test_for_others_tools_are_text():
     assert "You can call" not in prompt(PLAIN)
     system = [{"role": "system", "content": "Be brief."}, *TURNS]
     assert prompt(PLAIN, system, tools=TOOLS).startswith("<system>Be brief.\n\nYou can call")
-    assert with_tools_as_text(TURNS[:1], []) == TURNS[:1]
+    assert with_tools_as_text(TURNS[:1], [], reply_format(PLAIN)) == TURNS[:1]
 
 
 # Gemma's and old Mistral's manner: turns of user and model in alternation, and no tools.
@@ -325,12 +349,16 @@ def test_a_prompt_that_opens_the_reasoning_is_noticed():
         ("{{ tools }} [TOOL_CALLS] <tool_call>", ReplyFormat("mistral", False, True)),
         ('{{ tools }} {"name": n, "parameters": p}', ReplyFormat("llama3", False, True)),
         ("{{ tools }} <|python_tag|>", ReplyFormat("llama3", False, True)),
-        ("[TOOL_CALLS]", ReplyFormat("hermes", False, False)),
+        ("[TOOL_CALLS]", ReplyFormat("mistral", False, False)),
+        ("[TOOL_CALLS] {{ m.tool_calls }}", ReplyFormat("mistral", False, False, takes_calls=True)),
+        ("{{ tools }} <a_call>", ReplyFormat("hermes", False, True, is_unknown=True)),
     ],
 )
 def test_the_format_is_told_from_the_template(template, expected):
     assert reply_format(template) == expected
     assert reply_format(template, "json", thinks=True) == ReplyFormat("json", True, expected.takes_tools)
+    named = reply_format(template, expected.calls)
+    assert (named.takes_calls, named.is_unknown) == (expected.takes_calls, False)
 
 
 def test_chat_completions_go_on_from_an_answer_too(call, engine):

@@ -56,6 +56,18 @@ def glm(name: str, arguments: dict) -> str:
     return f"<tool_call>{name}{pairs}</tool_call>"
 
 
+HY_SUFFIX = ":opensource"
+
+
+def hy_v3(name: str, arguments: dict) -> str:
+    pairs = "".join(
+        f"<arg_key{HY_SUFFIX}>{key}</arg_key{HY_SUFFIX}>\n<arg_value{HY_SUFFIX}>{as_text(value)}</arg_value{HY_SUFFIX}>\n"
+        for key, value in arguments.items()
+    )
+    call = f"<tool_call{HY_SUFFIX}>{name}<tool_sep{HY_SUFFIX}>\n{pairs}</tool_call{HY_SUFFIX}>"
+    return f"<tool_calls{HY_SUFFIX}>\n{call}\n</tool_calls{HY_SUFFIX}>"
+
+
 def invokes(section: str, mark: str = "", *, says_text: bool = False) -> Callable[[str, dict], str]:
     def write(name: str, arguments: dict) -> str:
         def attribute(value: object) -> str:
@@ -112,6 +124,12 @@ WRITERS: dict[str, Callable[[str, dict], str]] = {
     "xml": xml,
     "seed_xml": seed_xml,
     "glm": glm,
+    "hy_v3": hy_v3,
+    "solar": headed(
+        "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>",
+        "<|tool_call:args|>",
+        "<|tool_call:end|><|calls|>",
+    ),
     "minimax": invokes("minimax:tool_call"),
     "dsml": invokes(f"{DSML}function_calls", DSML, says_text=True),
     "dsml_v4": invokes(f"{DSML}tool_calls", DSML, says_text=True),

@@ -53,6 +53,14 @@ def test_every_format_has_a_writer_here():
 
 
 @pytest.mark.parametrize("name", CALL_FORMATS)
+def test_what_a_format_writes_itself_is_read_back(name):
+    arguments = {**ARGUMENTS, "more": {"k": [1, None]}}
+    assert calls_of(parsed(name, CALL_FORMATS[name].written("weather", arguments))) == [("weather", arguments)]
+    example = parsed(name, CALL_FORMATS[name].example().replace(" VALUE", ' "VALUE"'), tools={"NAME": {}})
+    assert calls_of(example) == [("NAME", {"ARGUMENT": "VALUE"})]
+
+
+@pytest.mark.parametrize("name", CALL_FORMATS)
 def test_a_call_is_read_as_it_was_written(name):
     text = WRITERS[name]("weather", ARGUMENTS)
     reply = parsed(name, text)

@@ -21,6 +21,10 @@ FAMILIES = {
     "ByteDance-Seed-OSS": "seed_xml",
     "GLM-4.6": "glm",
     "GLM-4.7-Flash": "glm",
+    "tencent-Hy3": "hy_v3",
+    "upstage-Solar-Open-100B": "solar",
+    "deepseek-ai-DeepSeek-V3.1": "deepseek_v31",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek_v3",
     "MiniMax-M2": "minimax",
     "deepseek-ai-DeepSeek-V3.2": "dsml",
     "deepseek-ai-DeepSeek-V4": "dsml_v4",
@@ -44,7 +48,10 @@ FAMILIES = {
 }
 ONE_CALL = ("meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b")  # a turn of theirs has no more
 NO_QUOTES = ("LFM2.5-8B-A1B",)  # within texts, which it does not escape
-NO_TEXT = ("Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Mistral-Nemo-Instruct-2407")  # beside calls
+NO_TEXT = (  # beside calls, or not before them
+    *("Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Mistral-Nemo-Instruct-2407"),
+    *("upstage-Solar-Open-100B", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"),
+)
 TOOLS = [
     {"type": "function", "function": {"name": name, "description": "Does it.", "parameters": schema}}
     for name, schema in SCHEMAS.items()

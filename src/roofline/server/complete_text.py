@@ -23,6 +23,8 @@ def complete_text(text: "TextSide", encoder: bool, about: str = "") -> None:
         text.complete()
         if text.chat_notice and not encoder:
             LOG.warning("%s%s", about, text.chat_notice)
+        if text.tools_notice and not encoder:
+            LOG.warning("%s%s", about, text.tools_notice)
     except RooflineError as error:
         LOG.warning("%s%s", about, error)
     except OSError as error:

@@ -28,6 +28,8 @@ CALL_PARSERS = (
     "kimi",
     "deepseek_v3",
     "deepseek_v31",
+    "hy_v3",
+    "solar",
     "gemma",
     "harmony",
     "lfm2",

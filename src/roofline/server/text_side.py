@@ -18,6 +18,12 @@ LARGE_TEXT = 1 << 16  # characters, which take tens of milliseconds and of megab
 LONGEST_OPENING = 8  # tokens of a prompt's end among which the mark is that opens the reasoning
 
 
+UNKNOWN_CALLS = (
+    "the model's chat template describes tools in a format that is not known here, so calls would come as text; start "
+    "the server with --tool-call-parser NAME to name the format that the model writes"
+)
+
+
 class TextSide:
     """Strings to token ids and back, by a model's tokenizer and chat template.
 
@@ -48,6 +54,11 @@ class TextSide:
         if self.template.fits(self.tokenizer):
             return "the model's files have no chat template: chats are written in ChatML, whose marks it knows"
         return "the model has no chat template: chats are refused, /v1/completions continues texts"
+
+    @property
+    def tools_notice(self) -> str:
+        """What happens to tools where the format of calls is not known; "" where it is."""
+        return f"tools of requests are refused: {UNKNOWN_CALLS}" if self.reply_format.is_unknown else ""
 
     def complete(self) -> None:
         """Build what was left for later: the first odd text need not wait for it then. Raises ConfigError."""
@@ -111,7 +122,9 @@ class TextSide:
         """
         self.template.check_fits(self.tokenizer)
         if not self.reply_format.takes_tools:
-            messages, tools = with_tools_as_text(messages, tools), ()
+            messages, tools = with_tools_as_text(messages, tools, self.reply_format), ()
+        elif tools and self.reply_format.is_unknown:
+            raise RequestError(400, "unsupported_parameter", f"tools: {UNKNOWN_CALLS}", param="tools")
         if continues:
             return render_begun(self.template, messages, tools or None, variables)
         return self.template.marked(messages, tools or None, answer_begins, variables)

@@ -68,6 +68,7 @@ def _ids(llm: "LLM", prompt: Mapping[str, object]) -> list[int]:
         return llm.encode(str(prompt["prompt"]))
     messages, tools = prompt["messages"], prompt.get("tools")
     assert isinstance(messages, list)
-    if tools is not None and not reply_format(llm.chat_template.source).takes_tools:
-        messages, tools = with_tools_as_text(messages, tools), None  # type: ignore[arg-type]
+    form = reply_format(llm.chat_template.source)
+    if tools is not None and not form.takes_tools:
+        messages, tools = with_tools_as_text(messages, tools, form), None  # type: ignore[arg-type]
     return llm.chat_template.encode_chat(llm.tokenizer, messages, tools=tools)  # type: ignore[arg-type]

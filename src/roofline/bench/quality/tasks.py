@@ -142,11 +142,11 @@ def _exact(llm: "LLM", tasks: Sequence[Task], adapter: str | None) -> list[bool]
     from roofline.text.replies.reply_format import reply_format
     from roofline.text.templates.tools import with_tools_as_text
 
-    takes_tools = reply_format(llm.chat_template.source).takes_tools
+    form = reply_format(llm.chat_template.source)
     prompts, params = [], []
     for task in tasks:
-        messages = list(task.messages) if takes_tools else with_tools_as_text(task.messages, task.tools)
-        tools = task.tools if takes_tools and task.tools else None
+        messages = list(task.messages) if form.takes_tools else with_tools_as_text(task.messages, task.tools, form)
+        tools = task.tools if form.takes_tools and task.tools else None
         prompts.append(llm.chat_template.encode_chat(llm.tokenizer, messages, tools=tools))
         length = len(llm.tokenizer.encode(task.answers[0], add_special=False))
         params.append(SamplingParams(temperature=0.0, max_tokens=length * 3 // 2 + 16))

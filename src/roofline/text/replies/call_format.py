@@ -8,9 +8,11 @@ What looks like a call and is none, because it is no JSON or names no tool of th
 a call is dropped, and so is what follows within a call that stops being one after its name.
 """
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
+from roofline.common.json_types import JsonMapping, JsonObject
 from roofline.text.replies.call_grammar import CallGrammar, Schema
 from roofline.text.replies.call_reader import CallReader
 from roofline.text.replies.json_scanner import SPACES
@@ -57,6 +59,9 @@ class CallFormat:
     is_marked: ClassVar[bool] = True
     """Whether calls stand behind marks; else a reply is calls and nothing else, or text."""
 
+    told_as: ClassVar[str] = "write its name and its arguments like this"
+    """How a system message says it, before an example."""
+
     def __init__(self, tools: Collection[str]) -> None:
         self._names = tools
         self._pending = ""
@@ -71,6 +76,39 @@ class CallFormat:
     def writes(cls, template: str) -> bool:
         """Return whether a model with this chat template writes calls so."""
         return any(all(sign in template for sign in signs) for signs in cls.signs)
+
+    @classmethod
+    def call_text(cls, tool: str, arguments: JsonObject) -> str:
+        """Return one call as the model writes it, without what stands around calls (`frame`)."""
+        raise NotImplementedError
+
+    @classmethod
+    def written(cls, tool: str, arguments: JsonObject) -> str:
+        """Return an answer that is one call."""
+        return f"{cls.frame.before}{cls.call_text(tool, arguments)}{cls.frame.after}"
+
+    @classmethod
+    def example(cls) -> str:
+        """Return a call that shows a model how calls are written."""
+        return cls.written("NAME", {"ARGUMENT": "VALUE"})
+
+    @classmethod
+    def instructions(cls, tools: Sequence[JsonMapping], *, own_results: bool) -> list[tuple[str, bool]]:
+        """Return what a system message says of tools where the chat template does not, in pieces.
+
+        Of each piece whether its special tokens are such; those in a tool's description are text.
+
+        Args:
+            tools: functions with name, description and parameters.
+            own_results: the chat template has a form of its own for results.
+        """
+        functions = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        results = "" if own_results else "Its result follows between <tool_response> and </tool_response>. "
+        return [
+            ("You can call these functions, each given as a JSON schema:\n<tools>\n", True),
+            (functions, False),
+            (f"\n</tools>\nTo call one, {cls.told_as}:\n{cls.example()}\n{results}Otherwise answer in text.", True),
+        ]
 
     @classmethod
     def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:

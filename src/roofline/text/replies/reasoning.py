@@ -19,12 +19,14 @@ from roofline.text.replies.parser import (
 class ThoughtMarks(NamedTuple):
     """What stands around the reasoning of a model.
 
-    label: what may follow the first mark and is no thought.
+    label: what may follow the first mark and is no thought. sign: what a chat template has that puts the first mark
+    together; "": it has the mark.
     """
 
     open: str
     close: str
     label: str = ""
+    sign: str = ""
 
 
 THINK = ThoughtMarks("<think>", "</think>")

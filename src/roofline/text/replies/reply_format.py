@@ -17,15 +17,22 @@ REPLY_MARKS = tuple(dict.fromkeys((*THOUGHT_MARKS, *CALL_MARKS)))
 class ReplyFormat:
     """How a model writes.
 
-    calls: a name of CALL_FORMATS. thinks: whether a reply may begin with reasoning. takes_tools: whether the chat
-    template writes the tools of a request; where it does not, a system message has to. thoughts: what stands around
-    the reasoning.
+    Args:
+        calls: a name of CALL_FORMATS.
+        thinks: whether a reply may begin with reasoning.
+        takes_tools: whether the chat template writes the tools of a request; where it does not, a system message has
+            to.
+        thoughts: what stands around the reasoning.
+        takes_calls: whether a chat template that does not write the tools writes calls and their results all the same.
+        is_unknown: the chat template describes tools in a format that is none of ours, so `calls` says nothing.
     """
 
     calls: str
     thinks: bool
     takes_tools: bool
     thoughts: ThoughtMarks = THINK
+    takes_calls: bool = False
+    is_unknown: bool = False
 
     def marks(self, *, tools: bool) -> frozenset[str]:
         """Return the texts that a parser of such replies looks for, which a tokenizer may have as special tokens."""
@@ -55,9 +62,15 @@ class ReplyFormat:
 
 def reply_format(template: str, calls: str | None = None, thinks: bool | None = None) -> ReplyFormat:
     """The format of a model with this chat template; `calls` and `thinks`, where they are known otherwise."""
-    takes_tools = "tools" in template
-    if calls is None:
-        calls = call_format(template).name if takes_tools else HermesCalls.name
-    candidates = (CALL_FORMATS[calls].thoughts, *THOUGHTS)
-    thoughts = next((marks for marks in candidates if marks.open in template), None)
-    return ReplyFormat(calls, thoughts is not None if thinks is None else thinks, takes_tools, thoughts or THINK)
+    takes_tools, form = "tools" in template, call_format(template)
+    chosen = form or HermesCalls if calls is None else CALL_FORMATS[calls]
+    candidates = (chosen.thoughts, *THOUGHTS)
+    thoughts = next((marks for marks in candidates if (marks.sign or marks.open) in template), None)
+    return ReplyFormat(
+        chosen.name,
+        thoughts is not None if thinks is None else thinks,
+        takes_tools,
+        thoughts or THINK,
+        takes_calls=not takes_tools and "tool_calls" in template and chosen.writes(template),
+        is_unknown=takes_tools and calls is None and form is None,
+    )

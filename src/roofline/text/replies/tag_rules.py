@@ -81,14 +81,20 @@ def _references(part: object) -> Iterator[str]:
 
 
 def tagged_arguments(
-    rule: str, schema: Schema, before: Callable[[str, JsonObject], str], ends: ValueEnds
+    rule: str,
+    schema: Schema,
+    before: Callable[[str, JsonObject], str],
+    ends: ValueEnds,
+    grammar: CallGrammar | None = None,
 ) -> tuple[str, list[str]]:
     """Return what a rule has for the arguments of a call, and the rules that this needs. Raises ValueError.
 
     Args:
         rule: the begin of the names of these rules.
         before: what a rule has before the value of an argument, from its name and its schema.
+        grammar: knows which marks are special tokens; None: none is.
     """
+    grammar = grammar or CallGrammar()
     parts, rules = [], []
     for number, (name, part, required) in enumerate(properties_of(schema)):
         if any(character in name for character in '<>"\n') or name != name.strip() or not name:
@@ -96,13 +102,13 @@ def tagged_arguments(
         argument = f"{rule}_{number}"
         parts.append(argument if required else f"{argument}?")
         rules.append(f"{argument}: {before(name, part)} {argument}_value")
-        rules += value_rules(f"{argument}_value", part, ends, CallGrammar())
+        rules += value_rules(f"{argument}_value", part, ends, grammar)
     return " ".join(parts), rules
 
 
 def value_rules(rule: str, schema: JsonObject, ends: ValueEnds, grammar: CallGrammar) -> list[str]:
     """Return the rules of a value and what stands behind it, the first of them named `rule`. Raises ValueError."""
-    types, end, rules = allowed_types(schema), quoted(ends.behind), list[str]()
+    types, end, rules = allowed_types(schema), grammar.literal(ends.behind), list[str]()
     options, quote = [], grammar.literal(ends.quote)
     for number, option in enumerate(_options(schema, types, depth=0)):
         name = f"{rule}_{number}"
@@ -174,8 +180,8 @@ def _text_rules(rule: str, schema: JsonObject, ends: ValueEnds, grammar: CallGra
     parts += [] if alone else [f"~{_READS_AS_JSON}"]
     body = f"{rule.upper()}_BODY"
     bounds = [f"{body}: {' & '.join(parts)}"]
-    if grammar.is_special(ends.quote):
-        return [f"{rule}: {body} {grammar.literal(ends.quote)} {quoted(ends.behind)}", *bounds]
+    if grammar.is_special(ends.quote) or grammar.is_special(ends.behind):
+        return [f"{rule}: {body} {grammar.literal(ends.quote)} {grammar.literal(ends.behind)}", *bounds]
     return [f"{rule}[suffix={quoted(ends.quote + ends.behind)}]: {body}", *bounds]
 
 

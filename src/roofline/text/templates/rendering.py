@@ -7,6 +7,7 @@ from jinja2.exceptions import TemplateError
 
 from roofline.common.errors import ConfigError, RequestError
 from roofline.text.templates.budget import MAX_RENDERED, MAX_WORK, RenderBudget, metered
+from roofline.text.templates.marked_text import MarkedText
 from roofline.text.templates.sandbox import ChatEnvironment
 from roofline.text.templates.simple_template import ROLES
 from roofline.text.templates.tracked_string import TrackedText, joined, literal, weight
@@ -103,7 +104,7 @@ def _message(message: object, nullable: Collection[str]) -> dict[object, object]
     adopted = _adopt_mapping(there, "messages", 0)
     reasoning = next((adopted[name] for name in _REASONING if name in adopted), None)
     if reasoning is not None:
-        adopted = {"thinking": reasoning, **adopted, "reasoning_content": reasoning}
+        adopted = {"thinking": reasoning, "reasoning": reasoning, **adopted, "reasoning_content": reasoning}
     role = adopted.get("role")
     if role in ROLES:
         adopted["role"] = literal(str.__str__(str(role)))
@@ -114,6 +115,8 @@ def _adopt(value: object, name: str, depth: int = 0) -> object:
     """A user's data as the template sees it: fresh containers of plain types, every string a user's."""
     if value is None or type(value) in (bool, int, float):
         return value
+    if isinstance(value, MarkedText):
+        return TrackedText(str.__str__(value), value.mask)
     if isinstance(value, str):
         return TrackedText(str.__str__(value))
     if depth > 64:

@@ -156,6 +156,10 @@ class ChatTemplate:
             from roofline.text.templates.content_parts import as_parts
 
             messages = as_parts(messages)
+        if any(isinstance(each, Mapping) and each.get("tool_calls") for each in messages) and self._reads_texts:
+            from roofline.text.templates.call_arguments import with_texts
+
+            messages = with_texts(messages)
         text = self._rendering.render(messages, tools, add_generation_prompt, kwargs)
         return [(str.__str__(text)[start:end], origin) for start, end, origin in _runs(text.mask)]
 
@@ -165,6 +169,13 @@ class ChatTemplate:
         from roofline.text.templates.content_parts import reads_parts_alone
 
         return reads_parts_alone(self.source, lambda messages: self._rendering.render(messages, None, True, {}))
+
+    @cached_property
+    def _reads_texts(self) -> bool:
+        """Whether arguments of calls must be given as texts, or the template would fail on them."""
+        from roofline.text.templates.call_arguments import reads_arguments_as_text
+
+        return reads_arguments_as_text(self.source, lambda messages: self._rendering.render(messages, None, True, {}))
 
     @cached_property
     def _rendering(self) -> "Rendering":

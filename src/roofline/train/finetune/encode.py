@@ -92,7 +92,7 @@ class Encoder:
         if not self.tokenizer.eos_ids:
             raise ConfigError("the model's tokenizer has no end token, so no answer could ever end")
         self._ends = frozenset(self.tokenizer.eos_ids)
-        self._takes_tools = reply_format(self.template.source).takes_tools
+        self._form = reply_format(self.template.source)
         first = self.tokenizer.encode("x", add_special=False)
         self._adds_space = self.tokenizer.token_bytes(first[0]).startswith(b" ")
 
@@ -154,8 +154,8 @@ class Encoder:
         answers = sample.answers[-1:] if self.last_only else sample.answers
         self.template.check_fits(self.tokenizer)
         self.counts.empty += sum(is_empty(messages[number]) for number in answers)
-        if not self._takes_tools:
-            plain = with_tools_as_text(messages, tools)
+        if not self._form.takes_tools:
+            plain = with_tools_as_text(messages, tools, self._form)
             places = dict(zip(_of_assistant(messages), _of_assistant(plain), strict=True))
             answers = tuple(places[number] for number in answers)
             messages, tools = tuple(plain), ()

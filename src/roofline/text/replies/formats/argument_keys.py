@@ -1,12 +1,14 @@
-"""The format of GLM 4.5 to 5: the tool's name, then a key and a value between tags for each argument."""
+"""The formats of GLM 4.5 to 5 and HY 3: the tool's name, then a key and a value between tags for each argument."""
 
 import re
+from typing import ClassVar
 
 from roofline.common.json_types import JsonObject
 from roofline.text.replies.call_format import CallFrame, first_of, longest_begun
-from roofline.text.replies.call_grammar import CallGrammar, Schema, quoted
-from roofline.text.replies.formats.tagged import TaggedCalls
+from roofline.text.replies.call_grammar import CallGrammar, Schema
+from roofline.text.replies.formats.tagged import TaggedCalls, text_of
 from roofline.text.replies.json_scanner import SPACES
+from roofline.text.replies.reasoning import ThoughtMarks
 from roofline.text.replies.tag_rules import ValueEnds, tagged_arguments
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]*")
@@ -20,16 +22,30 @@ class ArgumentKeyCalls(TaggedCalls):
     """
 
     name = "glm"
-    open, close = "<tool_call>", "</tool_call>"
-    key_open, key_close, value_open = "<arg_key>", "</arg_key>", "<arg_value>"
-    signs = ((key_open, value_open),)
+    open: ClassVar[str] = "<tool_call>"
+    close: ClassVar[str] = "</tool_call>"
+    key_open: ClassVar[str] = "<arg_key>"
+    key_close: ClassVar[str] = "</arg_key>"
+    value_open: ClassVar[str] = "<arg_value>"
+    signs: ClassVar[tuple[tuple[str, ...], ...]] = ((key_open, value_open),)
+    name_close: ClassVar[str] = ""
+    """What stands behind a tool's name."""
     head = ("", "")
-    openings, sections = (open,), (open,)
-    marks = (open, close, key_open, key_close, value_open, "</arg_value>")
-    call_ends = (close,)
-    value_close = ("</arg_value>",)
-    value_ends = (*value_close, key_open, close)
-    frame = CallFrame(open, f"{close}{open}", close)
+    openings: ClassVar[tuple[str, ...]] = (open,)
+    sections: ClassVar[tuple[str, ...]] = (open,)
+    marks: ClassVar[tuple[str, ...]] = (open, close, key_open, key_close, value_open, "</arg_value>")
+    call_ends: ClassVar[tuple[str, ...]] = (close,)
+    value_close: ClassVar[tuple[str, ...]] = ("</arg_value>",)
+    value_ends: ClassVar[tuple[str, ...]] = (*value_close, key_open, close)
+    frame: ClassVar[CallFrame] = CallFrame(open, f"{close}{open}", close)
+
+    @classmethod
+    def call_text(cls, tool: str, arguments: JsonObject) -> str:
+        pairs = (
+            f"{cls.key_open}{name}{cls.key_close}\n{cls.value_open}{text_of(value)}{cls.value_close[0]}\n"
+            for name, value in arguments.items()
+        )
+        return f"{tool}{cls.name_close}\n{''.join(pairs)}"
 
     @classmethod
     def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:
@@ -38,9 +54,11 @@ class ArgumentKeyCalls(TaggedCalls):
         def before(name: str, part: JsonObject) -> str:
             return f"{grammar.literal(f'{cls.key_open}{name}{cls.key_close}')} {line} {grammar.literal(cls.value_open)}"
 
-        arguments, rules = tagged_arguments(rule, schema, before, ValueEnds(cls.value_close[0], cls.value_ends))
+        arguments, rules = tagged_arguments(
+            rule, schema, before, ValueEnds(cls.value_close[0], cls.value_ends), grammar
+        )
         arguments = "".join(f"{argument} {line} " for argument in arguments.split())
-        return [f"{rule}: {quoted(tool)} {line} {arguments}", f'{line}: "\\n"?', *rules]
+        return [f"{rule}: {grammar.literal(tool + cls.name_close)} {line} {arguments}", f'{line}: "\\n"?', *rules]
 
     def _read_head(self) -> bool:
         self._opening += self._strip_spaces()
@@ -51,7 +69,7 @@ class ArgumentKeyCalls(TaggedCalls):
             spaces = len(self._pending) > len(name)
             is_tool = name in self._names if spaces else any(tool.startswith(name) for tool in self._names)
             return False if is_tool else self._no_call()
-        tags = (self.key_open, self.key_close, self.value_open, self.close)
+        tags = (self.key_open, self.key_close, self.value_open, self.close, *filter(None, (self.name_close,)))
         if name not in self._names or not any(behind.startswith(tag) for tag in tags):
             waits = name in self._names and any(tag.startswith(behind) for tag in tags)
             return False if waits else self._no_call()
@@ -71,9 +89,10 @@ class ArgumentKeyCalls(TaggedCalls):
         return self._read_gap() if self._state == "gap" else super()._after()
 
     def _read_tag(self) -> bool:
-        place = first_of(self._pending, (self.key_open, self.close, self.open))
+        marks = (self.key_open, self.close, self.open, *self.section_ends)
+        place = first_of(self._pending, marks)
         if place is None:
-            begun = longest_begun(self._pending, (self.key_open, self.close, self.open))
+            begun = longest_begun(self._pending, marks)
             self._pending = self._pending[len(self._pending) - begun :]
             return False
         at, mark = place
@@ -105,3 +124,28 @@ class ArgumentKeyCalls(TaggedCalls):
             return False
         self._start_value(self._key, self._pending.removeprefix(self.value_open))
         return True
+
+
+class HunyuanCalls(ArgumentKeyCalls):
+    """HY 3: the same in a section, with a mark behind the tool's name and a suffix in every mark."""
+
+    name = "hy_v3"
+    suffix = ":opensource"
+    section, section_end = f"<tool_calls{suffix}>", f"</tool_calls{suffix}>"
+    open, close, name_close = f"<tool_call{suffix}>", f"</tool_call{suffix}>", f"<tool_sep{suffix}>"
+    key_open, key_close, value_open = f"<arg_key{suffix}>", f"</arg_key{suffix}>", f"<arg_value{suffix}>"
+    signs = (("<tool_sep{}>", "<arg_key{}>", suffix), (name_close, key_open))
+    openings, sections, section_ends = (section, open), (section, open), (section_end,)
+    call_ends, value_close = (close,), (f"</arg_value{suffix}>",)
+    value_ends = (*value_close, key_open, close, section_end)
+    marks = (section, section_end, open, close, name_close, key_open, key_close, value_open, *value_close)
+    thoughts = ThoughtMarks(f"<think{suffix}>", f"</think{suffix}>", sign="<think{}>")
+    frame = CallFrame(f"{section}\n{open}", f"{close}\n{open}", f"{close}\n{section_end}")
+
+    def _read_head(self) -> bool:
+        self._opening += self._strip_spaces()
+        if self._pending != self.open and self.open.startswith(self._pending):
+            return False
+        if self._pending.startswith(self.open):  # behind the mark of the section
+            self._opening, self._pending = self._opening + self.open, self._pending.removeprefix(self.open)
+        return super()._read_head()

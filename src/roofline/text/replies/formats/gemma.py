@@ -1,8 +1,10 @@
 """The format of Gemma 4: call:f{k:<|"|>text<|"|>,n:1} between marks."""
 
+import json
 import re
 from collections.abc import Collection
 
+from roofline.common.json_types import JsonObject
 from roofline.text.replies.call_format import CallFormat, CallFrame, schemas_of
 from roofline.text.replies.call_grammar import CallGrammar, Schema, quoted
 from roofline.text.replies.formats.gemma_arguments import QUOTE, GemmaArguments
@@ -34,6 +36,11 @@ class GemmaCalls(CallFormat):
         super().__init__(tools)
         self._arguments = GemmaArguments(None)
         self._is_fresh = True  # nothing was told since the reply or a call behind which this stands
+
+    @classmethod
+    def call_text(cls, tool: str, arguments: JsonObject) -> str:
+        pairs = ",".join(f"{name}:{_written(value)}" for name, value in arguments.items())
+        return f"call:{tool}{{{pairs}}}"
 
     @classmethod
     def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:
@@ -137,3 +144,12 @@ class GemmaCalls(CallFormat):
     def _tell_arguments(self, text: str) -> None:
         if text:
             self._deltas.append(CallDelta(self._calls - 1, None, text))
+
+
+def _written(value: object) -> str:
+    """A value as the model writes it."""
+    if isinstance(value, str):
+        return f"{QUOTE}{value}{QUOTE}"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{QUOTE}{name}{QUOTE}:{_written(part)}" for name, part in value.items()) + "}"
+    return "[" + ",".join(map(_written, value)) + "]" if isinstance(value, list) else json.dumps(value)

@@ -1,9 +1,11 @@
 """What the formats share in which a mark and the tool's name stand before a JSON object of arguments."""
 
+import json
 import re
 from collections.abc import Collection
 from typing import ClassVar
 
+from roofline.common.json_types import JsonObject
 from roofline.text.replies.call_format import CallFormat, first_of, longest_begun
 from roofline.text.replies.call_grammar import CallGrammar, Schema, json_rule
 from roofline.text.replies.json_scanner import SPACES, JsonScanner
@@ -33,6 +35,11 @@ class HeadedCalls(CallFormat):
         super().__init__(tools)
         self._scanner = JsonScanner()
         self._is_empty = True  # nothing of the arguments was told
+
+    @classmethod
+    def call_text(cls, tool: str, arguments: JsonObject) -> str:
+        before, behind = cls.around_arguments(tool)
+        return f"{before}{json.dumps(arguments, ensure_ascii=False)}{behind}"
 
     @classmethod
     def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 
+from roofline.common.json_types import JsonObject
 from roofline.text.replies.call_format import CallFormat, CallFrame
 from roofline.text.replies.call_grammar import CallGrammar, Schema, json_rule
 from roofline.text.replies.parser import Delta
@@ -14,7 +15,16 @@ class HermesCalls(CallFormat):
     open, close = "<tool_call>", "</tool_call>"
     signs = (("<tool_call>",),)
     openings, marks = (open,), (open, close)
+    told_as = "write an object with its name and arguments between marks"
     frame = CallFrame(f"{open}\n", f"\n{close}\n{open}\n", f"\n{close}")
+
+    @classmethod
+    def call_text(cls, tool: str, arguments: JsonObject) -> str:
+        return json.dumps({"name": tool, "arguments": arguments}, ensure_ascii=False)
+
+    @classmethod
+    def example(cls) -> str:
+        return f'{cls.frame.before}{{"name": "NAME", "arguments": {{"ARGUMENT": VALUE}}}}{cls.frame.after}'
 
     @classmethod
     def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:

@@ -1,8 +1,10 @@
 """Mistral's formats: a list of objects behind [TOOL_CALLS], or name[ARGS]{...} behind each."""
 
+import json
 from collections.abc import Collection
 from typing import ClassVar
 
+from roofline.common.json_types import JsonObject
 from roofline.text.replies.call_format import CallFormat, CallFrame, first_of
 from roofline.text.replies.call_grammar import CallGrammar, Schema, json_rule
 from roofline.text.replies.formats.hermes import object_rules
@@ -26,6 +28,10 @@ class MistralCalls(CallFormat):
         super().__init__(tools)
         self._in_list = False
         self._arguments: JsonScanner | None = None
+
+    @classmethod
+    def call_text(cls, tool: str, arguments: JsonObject) -> str:
+        return json.dumps({"name": tool, "arguments": arguments}, ensure_ascii=False)
 
     @classmethod
     def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:
@@ -134,6 +140,10 @@ class MistralArgumentsCalls(MistralCalls):
     name = "mistral_args"
     signs = ((MistralCalls.open, MistralCalls.separator),)
     frame = CallFrame(MistralCalls.open, MistralCalls.open)
+
+    @classmethod
+    def call_text(cls, tool: str, arguments: JsonObject) -> str:
+        return f"{tool}{cls.separator}{json.dumps(arguments, ensure_ascii=False)}"
 
     @classmethod
     def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:

@@ -1,8 +1,10 @@
 """Llama 3's format: the reply is an object or a list of objects, and no text."""
 
+import json
 from collections.abc import Collection
 from typing import ClassVar
 
+from roofline.common.json_types import JsonObject
 from roofline.text.replies.call_format import CallFormat, CallFrame
 from roofline.text.replies.call_grammar import CallGrammar, Schema
 from roofline.text.replies.call_reader import CallReader
@@ -27,6 +29,10 @@ class ObjectCalls(CallFormat):
     def __init__(self, tools: Collection[str]) -> None:
         super().__init__(tools)
         self._prefixed = False
+
+    @classmethod
+    def call_text(cls, tool: str, arguments: JsonObject) -> str:
+        return json.dumps({"name": tool, cls.key: arguments}, ensure_ascii=False)
 
     @classmethod
     def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import re
 from typing import ClassVar
 
+from roofline.common.json_types import JsonObject
 from roofline.text.replies.call_format import CallFormat, CallFrame
 from roofline.text.replies.call_grammar import CallGrammar, Schema, json_rule, quoted
 from roofline.text.replies.json_scanner import SPACES
@@ -31,6 +32,10 @@ class PythonicCalls(CallFormat):
     openings: ClassVar[tuple[str, ...]] = (open,)
     marks: ClassVar[tuple[str, ...]] = (open, close)
     frame: ClassVar[CallFrame] = CallFrame(f"{open}[", ", ", f"]{close}")
+
+    @classmethod
+    def call_text(cls, tool: str, arguments: JsonObject) -> str:
+        return f"{tool}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
     @classmethod
     def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:

@@ -1,5 +1,6 @@
 """What the formats share in which each argument of a call stands between tags of its own, as text."""
 
+import json
 import re
 from collections.abc import Collection
 from typing import ClassVar
@@ -46,6 +47,15 @@ class TaggedCalls(CallFormat):
         self._is_json = False  # as far as it was read
         self._value: list[str] = []
         self._sure: str | None = None  # the value up to the first mark that stands in a string of its JSON
+
+    @classmethod
+    def call_text(cls, tool: str, arguments: JsonObject) -> str:
+        values = [
+            f"{cls.value_head(name, {'type': 'string'} if isinstance(value, str) else {})}{text_of(value)}"
+            f"{cls.value_close[0]}\n"
+            for name, value in arguments.items()
+        ]
+        return f"{cls.head[0]}{tool}{cls.head[1]}\n{''.join(values)}{cls.call_ends[0]}"
 
     @classmethod
     def call_rules(cls, rule: str, tool: str, schema: Schema, grammar: CallGrammar) -> list[str]:
@@ -229,3 +239,8 @@ class TaggedCalls(CallFormat):
     def _tell_arguments(self, text: str) -> None:
         if text:
             self._deltas.append(CallDelta(self._calls - 1, None, text))
+
+
+def text_of(value: object) -> str:
+    """Return a value as it stands between tags: a text as it is, all else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
