@@ -25,11 +25,13 @@ from roofline.weights.files.gguf_parts import GGUFModel
 from roofline.weights.files.gguf_writer import file_bytes, header, write_tensors
 from roofline.weights.files.mapped import TensorInfo
 from roofline.weights.files.output import check_new, new_file, new_folder
-from roofline.weights.gguf_form import gguf_form, with_heads
+from roofline.weights.gguf_form import with_heads
 from roofline.weights.gguf_tensors import gguf_tensors
 from roofline.weights.hf_tensors import HfTensor, hf_tensors, stored_together
 from roofline.weights.latent_form import latent_form
 from roofline.weights.quantise.calibration import WeightCalibration
+from roofline.weights.quantise.coverage import uncalibrated
+from roofline.weights.quantise.file_form import calibrated_form
 from roofline.weights.quantise.tensors import QuantiseTarget, is_quantised, pieces
 
 if TYPE_CHECKING:
@@ -110,12 +112,13 @@ def write_gguf(
         UnsupportedError: a GGUF file cannot express the model or its tokenizer.
     """
     check_new(out, 0)  # before what takes longer
-    checkpoint = gguf_form(with_guessing(checkpoint))
+    form = calibrated_form(with_guessing(checkpoint), work.calibration)
+    checkpoint = form.checkpoint
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     if kinds is None:
         kinds = formats_of(mix, shapes) if mix else own_formats(checkpoint)
     kinds = own_formats(replace(checkpoint, tensors=checkpoint.guessing)) | dict(kinds)
-    target = QuantiseTarget(kinds, form_of(checkpoint.config).rope_style, work.calibration)
+    target = QuantiseTarget(kinds, form_of(checkpoint.config).rope_style, form.calibration)
     metadata, factors = _from_gguf(checkpoint) if checkpoint.kind == "gguf" else _from_others(checkpoint, shapes)
     metadata |= guessing_layers(metadata, checkpoint)
     if mix or checkpoint.kind != "gguf":  # else the file it comes from says so
@@ -141,6 +144,7 @@ def write_gguf(
             stream.write(head)
             write_tensors(stream, infos, tensor_pieces)
     notes = [*_left_out(checkpoint), *read_otherwise(checkpoint.config), *_splits_otherwise(checkpoint)]
+    notes += uncalibrated(form, kinds) if work.calibration else []
     return _rewritten(out, size, infos, notes)
 
 

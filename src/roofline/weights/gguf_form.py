@@ -26,9 +26,29 @@ Change = Callable[[np.ndarray], np.ndarray]  # of a tensor's bytes
 
 def gguf_form(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint as a GGUF file has it."""
+    return _negated(_together(ordered_form(checkpoint)))
+
+
+def ordered_form(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with values, rows and heads in a GGUF file's order, and no rows joined yet: a model that
+    loads, whose matrices have the columns of the file's."""
     names = files_of(checkpoint.config["family"]).NAMES
     by_head = bool(names.layer.get(KEYS, ("", ""))[0])
-    return _negated(_together(with_heads(latent_form(_multiplied(checkpoint), by_head), names.gguf_tiles)))
+    return with_heads(latent_form(_multiplied(checkpoint), by_head), names.gguf_tiles)
+
+
+def joined_spans(checkpoint: Checkpoint) -> dict[str, list[tuple[str, range]]]:
+    """Return the tensors of a GGUF file in which rows of several parameters lie -> these parameters and their rows, in
+    the file's order."""
+    names = files_of(checkpoint.config["family"]).NAMES
+    joined = {part: rows for part, rows in joined_of(checkpoint.config).items() if part in names.gguf_joined}
+    spans: dict[str, list[tuple[str, range]]] = {}
+    for before in dict.fromkeys(layer_part(name)[0] for name in checkpoint.tensors):
+        for part, rows in joined.items():
+            named = [(f"{before}{ours}.weight", span) for ours, span in rows]
+            if any(name in checkpoint.tensors for name, _ in named):
+                spans[f"{before}{part}.weight"] = named
+    return spans
 
 
 def with_heads(checkpoint: Checkpoint, tiled: bool) -> Checkpoint:
@@ -72,23 +92,15 @@ def _columns_moved(info: TensorInfo, dim: int, order: np.ndarray) -> tuple[Tenso
 
 def _together(checkpoint: Checkpoint) -> Checkpoint:
     """With the rows of parameters that such files have in one tensor in it."""
-    names = files_of(checkpoint.config["family"]).NAMES
-    joined = {part: rows for part, rows in joined_of(checkpoint.config).items() if part in names.gguf_joined}
-    infos, sources = dict(checkpoint.tensors), dict[str, list[tuple[str, range]]]()
-    for before in dict.fromkeys(layer_part(name)[0] for name in checkpoint.tensors):
-        for part, rows in joined.items():
-            spans = [(f"{before}{ours}.weight", span) for ours, span in rows]
-            parts = {name: infos.pop(name) for name in dict.fromkeys(name for name, _ in spans) if name in infos}
-            if not parts:
-                continue
-            if len({info.format for info in parts.values()}) > 1:
-                raise ConfigError(
-                    f"{before}{part}: its parts have several formats, and a GGUF file has them in one tensor"
-                )
-            first = next(iter(parts.values()))
-            shape = (sum(info.shape[0] for info in parts.values()), *first.shape[1:])
-            name, nbytes = f"{before}{part}.weight", sum(info.nbytes for info in parts.values())
-            infos[name], sources[name] = replace(first, name=name, shape=shape, nbytes=nbytes), spans
+    infos, sources = dict(checkpoint.tensors), joined_spans(checkpoint)
+    for name, spans in sources.items():
+        parts = {part: infos.pop(part) for part in dict.fromkeys(part for part, _ in spans) if part in infos}
+        if len({info.format for info in parts.values()}) > 1:
+            stem = name.removesuffix(".weight")
+            raise ConfigError(f"{stem}: its parts have several formats, and a GGUF file has them in one tensor")
+        first = next(iter(parts.values()))
+        shape = (sum(info.shape[0] for info in parts.values()), *first.shape[1:])
+        infos[name] = replace(first, name=name, shape=shape, nbytes=sum(info.nbytes for info in parts.values()))
 
     def read(name: str) -> np.ndarray:
         if name not in sources:

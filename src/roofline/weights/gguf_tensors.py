@@ -1,6 +1,6 @@
 """The tensors of a GGUF file that is written: each has one parameter of ours, or those of all experts of a layer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from roofline.common.errors import ConfigError
@@ -31,15 +31,22 @@ def gguf_tensors(config: JsonObject, parameters: Sequence[TensorInfo]) -> list[G
 
     Raises ConfigError for a parameter that GGUF files have no name for, and for experts in several formats.
     """
+    return [_tensor(config, name, group) for name, group in stacked_parts(parameters).items()]
+
+
+def stacked_parts(parameters: Iterable[TensorInfo]) -> dict[str, list[TensorInfo]]:
+    """Return the parameters that lie in one tensor of a GGUF file, those of experts by their numbers -> by what we call
+    that tensor."""
     groups: dict[str, list[TensorInfo]] = {}
     for info in parameters:
         name, _ = without_expert(info.name)
         groups.setdefault(name.replace(f"{EXPERT}.", ""), []).append(info)
-    return [_tensor(config, name, group) for name, group in groups.items()]
+    return {
+        name: sorted(group, key=lambda info: int(without_expert(info.name)[1] or 0)) for name, group in groups.items()
+    }
 
 
 def _tensor(config: JsonObject, name: str, group: list[TensorInfo]) -> GgufTensor:
-    group = sorted(group, key=lambda info: int(without_expert(info.name)[1] or 0))
     first = group[0]
     if any((info.format, info.shape) != (first.format, first.shape) for info in group):
         raise ConfigError(f"{name}: its experts have several formats or shapes, and a GGUF file has them in one tensor")

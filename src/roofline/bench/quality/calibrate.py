@@ -3,16 +3,20 @@
 A matrix W that is rounded to W + E gives x W + x E. Over the rows x of a text the expected square of x E, as far as the
 columns of x are independent, is the sum over columns of mean(x^2) E^2: what `weights.quantise.rounding` weighs errors
 by. The sums of x^T x, which GPTQ needs, say how far they are not.
+
+The model runs in the form that a GGUF file has (`ordered_form`): what is measured has the names and the columns of the
+matrices that are written, whatever order the source has them in.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from roofline.backends.options import LoadOptions
+from roofline.bench.quality.column_sums import ColumnSums, MeasuredProducts
 from roofline.bench.quality.score import load_to_score
 from roofline.common.errors import CapacityError, ConfigError
 from roofline.hardware.detect import detect
@@ -20,6 +24,9 @@ from roofline.ops import registry
 from roofline.ops.batch import PAGE_TOKENS, Segment
 from roofline.ops.traits import Trait
 from roofline.program.ir import Instr
+from roofline.weights.families.shared.tensor_names import layer_part, without_expert
+from roofline.weights.gguf_form import ordered_form
+from roofline.weights.latent_form import KEYS, TOGETHER, VALUES
 from roofline.weights.quantise.calibration import Folding, WeightCalibration
 
 if TYPE_CHECKING:
@@ -29,7 +36,10 @@ if TYPE_CHECKING:
 CONTEXT = 512  # tokens that see each other
 # Of a text, by method: the reference, which is slow, reads it. GPTQ measures cols^2 numbers of each matrix, not cols.
 TOKENS = {"importance": 1024, "awq": 1024, "gptq": 8192}
-_FLOOR = 1e-3  # of the mean: a column that a text never used may still be used by another
+OTHERS = "keys and values of compressed rows are computed with its two parts apart, whose columns are others"
+EXPERT_PART = ".experts."  # of the names of their matrices
+UNREAD = "no token of the text was sent to the expert"
+NO_ROOM = "products of the columns of experts have no room in memory: rounded by importance instead"
 
 Progress = Callable[[int, int], None]
 
@@ -41,7 +51,7 @@ def calibrate(
     threads: int | None,
     progress: Progress = lambda done, total: None,
 ) -> WeightCalibration:
-    """Run the model on a text in plain float32.
+    """Run the model, its columns in a GGUF file's order, on a text in plain float32.
 
     Args:
         text: of which up to `TOKENS[method]` tokens are read.
@@ -51,15 +61,8 @@ def calibrate(
 
     Raises ConfigError where the text is too short, CapacityError where the model in float32 has no room.
     """
-    count = sum(int(np.prod(info.shape)) for info in checkpoint.tensors.values())
-    if method == "gptq":  # at most: matrices with the same input share their products
-        count += sum(info.shape[-1] ** 2 for info in checkpoint.tensors.values() if len(info.shape) > 1)
-    free = detect().memory_available
-    if free is not None and 4 * count > free:
-        remedy = "Quantise without --calibrate, which needs no more memory than a piece of a tensor."
-        if method == "gptq":
-            remedy = f"Use --method importance, which holds no products of columns. {remedy}"
-        raise CapacityError("calibrating, which holds the model in float32,", 4 * count, free, "bytes", remedy)
+    checkpoint = ordered_form(checkpoint)
+    products = _products_with_room(checkpoint, method == "gptq")
     context = min(CONTEXT, checkpoint.config["max_position"])
     load = replace(LoadOptions(), backend="reference", arithmetic="plain", threads=threads)
     model = load_to_score(checkpoint, load, context)
@@ -71,7 +74,7 @@ def calibrate(
     ids = tokenizer.encode(text, add_special=True)[: TOKENS[method]]
     if not ids:
         raise ConfigError("the text to calibrate with is empty")
-    sums = _Sums(executable.program, products=method == "gptq")
+    sums = ColumnSums(executable.program, products)
     executable.observe(sums.see)
     step = executable.limits.tokens
     for begin in range(0, len(ids), context):
@@ -84,11 +87,46 @@ def calibrate(
             progress(begin + start + len(part), len(ids))
     executable.close()
     foldings = _foldings(executable.program) if method == "awq" else ()
-    return WeightCalibration(sums.importance(), sums.products(), foldings)
+    importance, products_of = sums.importance(), sums.products()
+    reasons = dict.fromkeys(sums.unread_experts(), UNREAD)
+    if not checkpoint.config.get("latent"):  # the reference computes with other matrices than the file then has
+        importance, products_of = (_without_latent(measured) for measured in (importance, products_of))
+        reasons |= {name: OTHERS for name in checkpoint.tensors if layer_part(name)[1] == TOGETHER}
+    if products is MeasuredProducts.WITHOUT_EXPERTS:
+        reasons |= {name: NO_ROOM for name in importance if EXPERT_PART in name}
+    return WeightCalibration(importance, products_of, foldings, reasons=reasons)
+
+
+def _without_latent(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: values for name, values in measured.items() if layer_part(name)[1] not in (KEYS, VALUES)}
+
+
+def _products_with_room(checkpoint: "Checkpoint", wanted: bool) -> MeasuredProducts:
+    """Return of which matrices the sums of products fit in memory beside the model. Raises CapacityError where the
+    model, or the least that GPTQ needs, has no room."""
+    matrices = {name: info.shape for name, info in checkpoint.tensors.items() if len(info.shape) > 1}
+    least = count = sum(int(np.prod(info.shape)) for info in checkpoint.tensors.values())
+    for name, shape in matrices.items() if wanted else ():  # at most: matrices with the same input share their products
+        part = layer_part(name)[1]
+        is_of_experts = EXPERT_PART in name
+        parts = int(checkpoint.config["experts"]) if is_of_experts and not without_expert(name)[1] else 1
+        parts = int(checkpoint.config["heads"]) if part in (KEYS, VALUES) else parts
+        count += parts * shape[-1] ** 2
+        least += 0 if is_of_experts else parts * shape[-1] ** 2
+    free = detect().memory_available
+    if free is not None and 4 * least > free:
+        remedy = "Quantise without --calibrate, which needs no more memory than a piece of a tensor."
+        if wanted:
+            remedy = f"Use --method importance, which holds no products of columns. {remedy}"
+        raise CapacityError("calibrating, which holds the model in float32,", 4 * least, free, "bytes", remedy)
+    if not wanted:
+        return MeasuredProducts.NONE
+    return MeasuredProducts.ALL if free is None or 4 * count <= free else MeasuredProducts.WITHOUT_EXPERTS
 
 
 def _foldings(program: "Program") -> tuple[Folding, ...]:
-    """Matrices that alone read the result of a norm, and those that alone read the product of two others (SwiGLU)."""
+    """Matrices that alone read the result of a norm, and those that alone read the product of two others (SwiGLU);
+    both within a layer."""
     matrices = Counter(weight for instr in program.body for weight in instr.weights)
     tensors = Counter(piece.tensor for recipe in program.weights.values() for piece in recipe.pieces)
 
@@ -104,7 +142,10 @@ def _foldings(program: "Program") -> tuple[Folding, ...]:
             continue
         divided = _factors_of(program, instr)
         products = [reader.weights[0] for reader in readers]
-        if divided and scalable([*products, *instr.weights]):
+        # What is outside the layers has readers that this Program does not show: vectors of texts are the rows of the
+        # last norm, and the layer that guesses further tokens shares the head.
+        inner = all(name.startswith("layers.") for name in (*divided, *products))
+        if inner and divided and scalable([*products, *instr.weights]):
             names = [piece.tensor for weight in products for piece in program.weights[weight].pieces]
             foldings.append(Folding(tuple(names), divided))
     return tuple(foldings)
@@ -125,51 +166,3 @@ def _factors_of(program: "Program", instr: Instr) -> tuple[str, ...]:
         pieces = recipes[0].pieces
         return (pieces[1].tensor,) if len(pieces) == 2 else ()  # gate, up
     return ()
-
-
-class _Sums:
-    """Sums over the rows that come into the linear ops of a Program: of squares, and of products if these are used."""
-
-    def __init__(self, program: "Program", products: bool) -> None:
-        self._program, self._with_products = program, products
-        # By the weight of the Program, which may hold several matrices of the file.
-        self._squares: dict[str, np.ndarray] = {}  # float64 [cols]
-        self._products: dict[str, np.ndarray] = {}  # float32 [cols, cols]
-
-    def see(self, instr: Instr, operands: list[object]) -> None:
-        import torch
-
-        if not instr.op.startswith("linear"):
-            return
-        x = operands[0]
-        assert isinstance(x, torch.Tensor), "plain arithmetic keeps rows as floats"
-        weight = instr.weights[0]
-        _add(self._squares, weight, x.to(torch.float64).square().sum(dim=0).numpy())
-        if self._with_products:
-            _add(self._products, weight, (x.T @ x).numpy())
-
-    def importance(self) -> dict[str, np.ndarray]:
-        importance = {}
-        for name, squares in self._by_tensor(self._squares).items():
-            mean = squares.mean()
-            if not np.isfinite(mean) or mean <= 0:
-                raise ConfigError(f"tensor {name!r}: what it is multiplied with is zero, or no number, in this text")
-            importance[name] = np.maximum(squares / mean, _FLOOR).astype(np.float32)
-        return importance
-
-    def products(self) -> dict[str, np.ndarray]:
-        return self._by_tensor(self._products)
-
-    def _by_tensor(self, sums: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        by_tensor: dict[str, np.ndarray] = {}
-        for weight, addend in sums.items():
-            for name in {piece.tensor for piece in self._program.weights[weight].pieces}:
-                by_tensor[name] = by_tensor[name] + addend if name in by_tensor else addend
-        return by_tensor
-
-
-def _add(sums: dict[str, np.ndarray], weight: str, addend: np.ndarray) -> None:
-    if weight in sums:
-        sums[weight] += addend
-    else:
-        sums[weight] = addend

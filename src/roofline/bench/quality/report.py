@@ -1,6 +1,6 @@
 """What rounding a model's weights cost: its predictions beside the source's, and the tensors that changed most."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,8 +9,11 @@ import numpy as np
 from roofline.backends.options import LoadOptions
 from roofline.bench.quality.score import Score, load_to_score, score, text_windows
 from roofline.ops import formats
-from roofline.weights.files.mapped import forget
-from roofline.weights.quantise.calibration import ParameterScale, WeightCalibration
+from roofline.weights.files.mapped import TensorInfo, forget
+from roofline.weights.gguf_form import gguf_form
+from roofline.weights.gguf_tensors import stacked_parts
+from roofline.weights.quantise.calibration import WeightCalibration
+from roofline.weights.quantise.file_form import CalibratedForm, calibrated_form
 from roofline.weights.rope_rows import heads_of, reorder
 
 if TYPE_CHECKING:
@@ -76,35 +79,83 @@ def report(
 def worst_tensors(
     source: "Checkpoint", rounded: "Checkpoint", calibration: WeightCalibration, count: int = WORST
 ) -> list[TensorError]:
-    """The tensors whose rounding changed them most."""
-    errors = [
-        TensorError(name, info.format, _error(source, rounded, name, calibration))
-        for name, info in rounded.tensors.items()
-        if info.format != source.tensors[name].format
-    ]
+    """The tensors whose rounding changed them most, both checkpoints as a GGUF file has them: rows joined, heads in its
+    order, experts of a layer in one tensor, multipliers and scales of columns taken in."""
+    form = calibrated_form(source, calibration)
+    written = gguf_form(rounded)
+    parts = stacked_parts(form.checkpoint.tensors.values())
+    errors = []
+    for name, infos in stacked_parts(written.tensors.values()).items():
+        compared = _ComparedTensor(form, written, parts[name], infos)
+        if any(info.format != infos[0].format for info in parts[name]):
+            errors.append(TensorError(name, infos[0].format, compared.error()))
     return sorted(errors, key=lambda error: -error.error)[:count]
 
 
-def _error(source: "Checkpoint", rounded: "Checkpoint", name: str, calibration: WeightCalibration) -> float:
-    importance, scale = calibration.importance.get(name), calibration.scales.get(name, ParameterScale())
-    info, other = source.tensors[name], rounded.tensors[name]
-    raw, changed = source.read(name), rounded.read(name)
-    heads = heads_of(name, source.config)
-    if heads is not None and source.config["rope_style"] != rounded.config["rope_style"]:
-        raw = reorder(raw, info.shape[0], heads, rounded.config["rope_style"])
-    cols = info.shape[-1]
-    rows = int(np.prod(info.shape)) // cols
-    step = max(1, _ROWS // cols)
-    difference = total = 0.0
-    for start in range(0, rows, step):
-        parts = []
-        for data, form in ((raw, info.format), (changed, other.format)):
-            row_bytes = len(data) // rows
-            part = data[start * row_bytes : (start + step) * row_bytes]
-            parts.append(formats.get(form).dequantize(part, (len(part) // row_bytes, cols)))
-            forget(part)
-        parts[1] = scale.undo(parts[1], start)
-        weights = np.ones(cols, np.float32) if importance is None else importance
-        difference += float(np.einsum("ij,ij,j->", parts[1] - parts[0], parts[1] - parts[0], weights))
-        total += float(np.einsum("ij,ij,j->", parts[0], parts[0], weights))
-    return (difference / total) ** 0.5 if total else 0.0
+@dataclass(frozen=True)
+class _ComparedTensor:
+    """A tensor of a file, of the source and rounded; parts, others: what either has of it, one below the other."""
+
+    source: CalibratedForm
+    rounded: "Checkpoint"
+    parts: list[TensorInfo]
+    others: list[TensorInfo]
+
+    def error(self) -> float:
+        """Return the root of the sum of squared differences over that of the source's squares, columns weighed."""
+        difference = total = 0.0
+        for values, changed, weights in self._rows():
+            difference += float(np.einsum("ij,ij,j->", changed - values, changed - values, weights))
+            total += float(np.einsum("ij,ij,j->", values, values, weights))
+        return (difference / total) ** 0.5 if total else 0.0
+
+    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield rows of the source, the same rounded, and how much their columns count."""
+        form = self.source
+        cols = self.parts[0].shape[-1]
+        rows = sum(int(np.prod(info.shape)) for info in self.parts) // cols
+        matrix = rows // max(len(self.parts), len(self.others), *map(self._matrices, self.parts))
+        step = max(1, _ROWS // cols)
+        for first in range(0, rows, matrix):
+            info, at = _holder(self.parts, first, cols)
+            other, other_at = _holder(self.others, first, cols)
+            raw, changed = self._read(info), self.rounded.read(other.name)
+            weights = form.calibration.importance.get(info.name, np.ones(cols, np.float32))
+            weights = weights if weights.ndim == 1 else weights[at // matrix]
+            for start in range(0, matrix, step):
+                count = min(step, matrix - start)
+                yield (
+                    _values(raw, info.format, at + start, count, cols),
+                    _values(changed, other.format, other_at + start, count, cols),
+                    weights,
+                )
+
+    def _matrices(self, info: TensorInfo) -> int:
+        importance = self.source.calibration.importance.get(info.name)
+        return len(importance) if importance is not None and importance.ndim > 1 else 1
+
+    def _read(self, info: TensorInfo) -> np.ndarray:
+        checkpoint, style = self.source.checkpoint, self.rounded.config["rope_style"]
+        raw, heads = checkpoint.read(info.name), heads_of(info.name, checkpoint.config)
+        if heads is None or checkpoint.config["rope_style"] == style:
+            return raw
+        return reorder(raw, info.shape[0], heads, style)
+
+
+def _holder(parts: Sequence[TensorInfo], row: int, cols: int) -> tuple[TensorInfo, int]:
+    """Return the part in which a row of a tensor lies, and which row of it that is."""
+    for info in parts:
+        rows = int(np.prod(info.shape)) // cols
+        if row < rows:
+            return info, row
+        row -= rows
+    raise AssertionError(f"{parts[0].name} has no row {row}")
+
+
+def _values(raw: np.ndarray, form: str, start: int, count: int, cols: int) -> np.ndarray:
+    """float32 [count, cols]: rows of a tensor from its bytes."""
+    row = formats.get(form).nbytes((1, cols))
+    part = raw[start * row : (start + count) * row]
+    values = formats.get(form).dequantize(part, (count, cols))
+    forget(part)
+    return values

@@ -91,6 +91,7 @@ def _calibration(
         return WeightCalibration()
     from roofline.bench.quality.calibrate import calibrate
     from roofline.models.mixes import formats_of
+    from roofline.weights.gguf_form import gguf_form
     from roofline.weights.quantise.scaling import fit_scales
 
     with counted_bar("calibrating") as bar:
@@ -102,7 +103,7 @@ def _calibration(
                 "by matrices alone; use --method importance"
             )
         return calibration
-    kinds = formats_of(mix, {name: info.shape for name, info in checkpoint.tensors.items()})
+    kinds = formats_of(mix, {name: info.shape for name, info in gguf_form(checkpoint).tensors.items()})
     with counted_bar("scaling") as bar:
         return fit_scales(checkpoint, kinds, calibration, bar)
 

@@ -43,14 +43,20 @@ class ParameterScale:
 
 @dataclass(frozen=True)
 class WeightCalibration:
-    """Empty where nothing was measured.
+    """Empty where nothing was measured. Names and columns are those of `gguf_form.ordered_form`.
 
     importance: float32 [cols], how much an error in a column counts, with mean 1. products: float32 [cols, cols], the
     sum of x^T x over rows x that the matrix was multiplied with; with them errors are made up for in later columns.
-    foldings: what can be scaled; scales: by how much it is (`scaling.fit_scales`).
+    Both have a dimension before, [matrices, ...], for a tensor that holds several matrices one below the other.
+    foldings: what can be scaled; scales: by how much it is (`scaling.fit_scales`); reasons: why a tensor, or some of
+    its matrices, has not all that was to be measured.
     """
 
     importance: Mapping[str, np.ndarray] = field(default_factory=dict)
     products: Mapping[str, np.ndarray] = field(default_factory=dict)
     foldings: tuple[Folding, ...] = ()
     scales: Mapping[str, ParameterScale] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.importance or self.products or self.scales)

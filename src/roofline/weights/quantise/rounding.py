@@ -85,6 +85,11 @@ def round_to(
     return out.reshape(-1)
 
 
+def searches_scales(form: str) -> bool:
+    """Return whether scales are searched for in a format: in others calibration changes what columns are scaled by."""
+    return form in _FITS
+
+
 def inverse_factor(products: np.ndarray, damping: float = 0.01) -> np.ndarray:
     """float32 [cols, cols]: the upper triangle U with U^T U = (X^T X + d)^-1, as GPTQ uses it.
 

@@ -14,6 +14,7 @@ import numpy as np
 from roofline.common.errors import ConfigError
 from roofline.ops import formats
 from roofline.weights.checkpoint import Checkpoint
+from roofline.weights.gguf_form import joined_spans, ordered_form
 from roofline.weights.quantise.calibration import Folding, ParameterScale, WeightCalibration
 from roofline.weights.quantise.rounding import round_to
 from roofline.weights.quantise.tensors import Progress, is_quantised
@@ -31,11 +32,14 @@ def fit_scales(
     """The calibration with a scale for each parameter of its foldings.
 
     Args:
-        kinds: canonical name -> format that the parameter will be rounded to.
+        kinds: format that each tensor of the GGUF file will be rounded to, by its name in `gguf_form`.
         progress: told how many foldings are done, and of how many.
 
     Raises ConfigError where a weight that is to be scaled is not a number, or infinite.
     """
+    checkpoint = ordered_form(checkpoint)
+    holders = {part: name for name, spans in joined_spans(checkpoint).items() for part, _ in spans}
+    kinds = {name: kinds[holders.get(name, name)] for name in checkpoint.tensors}
     rows: dict[str, np.ndarray] = {}
     columns: dict[str, np.ndarray] = {}
     for done, folding in enumerate(calibration.foldings, start=1):

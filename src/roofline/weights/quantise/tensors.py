@@ -13,7 +13,7 @@ from roofline.ops import formats
 from roofline.ops.formats.base import SMALL, is_too_small
 from roofline.weights.checkpoint import Checkpoint
 from roofline.weights.files.mapped import TensorInfo, forget
-from roofline.weights.quantise.calibration import ParameterScale, WeightCalibration
+from roofline.weights.quantise.calibration import WeightCalibration
 from roofline.weights.quantise.rounding import inverse_factor, round_to
 from roofline.weights.rope_rows import heads_of, reorder
 
@@ -28,7 +28,8 @@ Progress = Callable[[int, int], None]  # how much is done, and of how much
 class QuantiseTarget:
     """What a checkpoint's tensors become.
 
-    formats: canonical name -> format; rope_style: the order of the rows of q and k.
+    formats: canonical name -> format; rope_style: the order of the rows of q and k; calibration: of tensors as they are
+    written, no scales left to apply (`file_form.calibrated_form`).
     """
 
     formats: Mapping[str, str]
@@ -77,30 +78,26 @@ def pieces(
     row_bytes, step = len(raw) // rows, max(1, _PIECE // cols)
     waiting: deque[Future[np.ndarray]] = deque()
     sizes: list[_SmallPiece | None] = []  # of pieces that are rounded, in any order
-    importance, factor, scale = _calibrated(name, target, form)
-    assert scale is None or only is None, "files whose tensors are parts of ours are not calibrated"
+    measured = _measured_columns(name, target.calibration, form)
+    assert only is None or not target.calibration, "files whose tensors are parts of ours are not calibrated"
+    matrix = rows // len(measured)  # rows of each of the matrices that lie one below the other
 
-    def convert(start: int) -> np.ndarray:
-        part = raw[start * row_bytes : min(rows, start + step) * row_bytes]
-        shape = (len(part) // row_bytes, cols)
-
-        def rounded(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            scaled = values if scale is None else scale.apply(values, start)
-            return scaled, round_to(form, scaled, importance, factor)
-
-        if scale is None and info.format == form:
+    def convert(start: int, stop: int) -> np.ndarray:
+        part = raw[start * row_bytes : stop * row_bytes]
+        shape = (stop - start, cols)
+        if info.format == form:
             if not is_quantised(form):
                 _finite(checkpoint, name, part, shape)
             out = part.copy()
         else:
-            out = _converted(checkpoint, name, part, shape, form, rounded, sizes)
+            out = _converted(checkpoint, name, part, shape, form, measured[start // matrix], sizes)
         forget(part)
         told(len(part) // row_bytes * cols)
         return out
 
     try:
-        for start in range(0, rows, step):
-            waiting.append(pool.submit(convert, start))
+        for start, stop in _row_ranges(rows, matrix, step):
+            waiting.append(pool.submit(convert, start, stop))
             if len(waiting) > _AHEAD:
                 yield waiting.popleft().result()
         while waiting:
@@ -111,17 +108,38 @@ def pieces(
             future.cancel()
 
 
-def _calibrated(
-    name: str, target: QuantiseTarget, form: str
-) -> tuple[np.ndarray | None, np.ndarray | None, ParameterScale | None]:
-    """Return what calibration says of a tensor: the importance of its columns as they are scaled, GPTQ's factor, its
-    scale."""
-    importance, products = (values.get(name) for values in (target.calibration.importance, target.calibration.products))
-    factor = None if products is None or not is_quantised(form) else inverse_factor(products)
-    scale = target.calibration.scales.get(name)
-    if scale is not None and scale.columns is not None and importance is not None:
-        importance = importance / scale.columns**2
-    return importance, factor, scale
+@dataclass(frozen=True)
+class _MeasuredColumns:
+    """What calibration says of the columns of a matrix: their importance, and GPTQ's factor."""
+
+    importance: np.ndarray | None = None
+    factor: np.ndarray | None = None
+
+
+def _measured_columns(name: str, calibration: WeightCalibration, form: str) -> list[_MeasuredColumns]:
+    """Return what calibration says of each of the matrices that lie one below the other in a tensor."""
+    if not is_quantised(form):
+        return [_MeasuredColumns()]
+    importance, products = calibration.importance.get(name), calibration.products.get(name)
+    if importance is not None and importance.ndim == 1:
+        importance = importance[None]
+    if products is not None and products.ndim == 2:
+        products = products[None]
+    count = max((len(values) for values in (importance, products) if values is not None), default=1)
+    return [
+        _MeasuredColumns(
+            None if importance is None else importance[number],
+            None if products is None or not products[number].any() else inverse_factor(products[number]),
+        )
+        for number in range(count)
+    ]
+
+
+def _row_ranges(rows: int, matrix: int, step: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the end of each piece, none of which spans two matrices."""
+    for first in range(0, rows, matrix):
+        for start in range(first, first + matrix, step):
+            yield start, min(first + matrix, start + step)
 
 
 def _converted(
@@ -130,13 +148,13 @@ def _converted(
     part: np.ndarray,
     shape: tuple[int, int],
     form: str,
-    rounded: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    measured: _MeasuredColumns,
     sizes: list["_SmallPiece | None"],
 ) -> np.ndarray:
     """The bytes of a piece; sizes: where it says how small its weights are, None where some are not."""
     values = _finite(checkpoint, name, part, shape)
     with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is refused below
-        values, out = rounded(values)
+        out = round_to(form, values, measured.importance, measured.factor)
         top = float(np.abs(values).max(initial=0))
         if top > _LARGE and not np.isfinite(formats.get(form).dequantize(out, shape)).all():
             what = f"{checkpoint.path}: tensor {name!r} holds values beyond the range of {form}"
