@@ -829,11 +829,12 @@ def test_a_large_vocabulary_costs_a_trial_no_more_than_its_masks():
     library.try_out(library.compiled(tokenizer, text), len(tokens), words.ends)
 
 
-def test_the_ends_of_an_answer_are_none_of_the_ids_that_a_trial_goes_on_with():
-    tokens = [bytes([byte]) for byte in range(256)] + [b"<|end|>"]
-    words = library.Words(tokens, [256], [256])
-    matcher = library.compiled(library.library_tokenizer(words), 'start: "ab" | "ab" start')
-    library.try_out(matcher, len(tokens), words.ends)
+def test_the_ends_of_an_answer_are_none_of_the_ids_that_a_trial_goes_on_with(monkeypatch):
+    taken = []
+    walker = SimpleNamespace(consume_token=taken.append, is_error=lambda: False, is_stopped=lambda: False)
+    monkeypatch.setattr(library, "fill", lambda matcher, mask: mask.fill(0b1111))
+    library.try_out(SimpleNamespace(deep_copy=lambda: walker), 5, [0, 2, 3])
+    assert taken == [1] * library.WALKS * library.WALK_TOKENS
 
 
 def test_a_form_that_took_too_long_is_tried_again_after_a_while(monkeypatch):

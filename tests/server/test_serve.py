@@ -91,7 +91,7 @@ def run(monkeypatch):
             engine = make(steps, outcome)
             server = Server(steps, lambda server: at_start(server, engine))
             monkeypatch.setattr(module, "_http_server", lambda *_: server)
-            text = SimpleNamespace(complete=lambda: steps.append("complete"), chat_notice=notice)
+            text = SimpleNamespace(complete=lambda: steps.append("complete"), chat_notice=notice, tools_notice="")
             settle = lambda: steps.append("settle")  # noqa: E731
             listening = SimpleNamespace(family=socket.AF_INET, getsockname=lambda: ("127.0.0.1", 8000))
             await module._serve(options, listening, engine, time.perf_counter(), lambda: text, settle)
@@ -147,7 +147,7 @@ def test_what_cannot_be_built_for_later_is_one_line_of_the_log(caplog, monkeypat
     def complete():
         raise error
 
-    text = SimpleNamespace(complete=complete, chat_notice="")
+    text = SimpleNamespace(complete=complete, chat_notice="", tools_notice="")
     complete_text(text, encoder=False, about="model b: ")
     (line,) = caplog.messages
     assert line.startswith("model b: ")

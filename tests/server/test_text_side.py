@@ -62,7 +62,7 @@ def test_a_failure_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
         raise ConfigError("the tables do not fit together")
 
     with caplog.at_level(logging.WARNING, logger="roofline"):
-        complete_text(SimpleNamespace(complete=complete, chat_notice=""), encoder=False)
+        complete_text(SimpleNamespace(complete=complete, chat_notice="", tools_notice=""), encoder=False)
     assert "do not fit" in caplog.text
 
 

@@ -159,3 +159,24 @@ def test_calls_of_a_small_template_are_read_back(name):
     parser = form.parser(SCHEMAS, thinking=False)
     reply.add([*parser.push(text.partition("|")[2]), *parser.finish()])
     assert (reply.text, [(call.name, json.loads(call.arguments)) for call in reply.calls]) == ("", calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [("tencent-Hy3", {"reasoning_effort": "high"}), ("upstage-Solar-Open-100B", {"default_system_prompt": False})],
+)
+def test_reasoning_of_an_earlier_turn_and_of_the_answer_is_read_back(name, variables):
+    path = TEMPLATES / f"{name}.jinja"
+    if not path.is_file():
+        pytest.skip(f"{path} is not here: python -m tools.real_tokenizers")
+    template = ChatTemplate(path.read_text(), bos_token="<s>", eos_token="</s>")
+    form = reply_format(template.source)
+    turn = {"role": "assistant", "content": "It is hot.", "reasoning_content": "I think."}
+    before = template.marked([{"role": "user", "content": "Hot?"}], None, True, variables)[0]
+    entire = template.marked([{"role": "user", "content": "Hot?"}, turn], None, False, variables)[0]
+    assert entire.startswith(before)
+    reply, parser = Reply(), form.parser({}, thinking=before.endswith(form.thoughts.open))
+    for character in entire.removeprefix(before):
+        reply.add(parser.push(character))
+    reply.add(parser.finish())
+    assert (reply.reasoning, reply.text) == ("I think.", "It is hot.")

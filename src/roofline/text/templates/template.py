@@ -152,6 +152,7 @@ class ChatTemplate:
             parts = render(self._outline, messages, self._tokens, add_generation_prompt)
             if parts is not None:
                 return parts
+        messages = list(messages)  # which may be an iterator
         if self._reads_parts_alone:
             from roofline.text.templates.content_parts import as_parts
 
