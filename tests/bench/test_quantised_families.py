@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,12 @@ pytest.importorskip("transformers")
 
 from converted_models import CONVERTED, VOCAB, save
 
+from roofline.bench.quality import calibrate as measuring
 from roofline.bench.quality.calibrate import CONTEXT, calibrate
 from roofline.bench.quality.report import worst_tensors
 from roofline.bundle.rewrite import RewriteWork, Rewritten, write_gguf
 from roofline.bundle.text_side import load_text
-from roofline.common.errors import ConfigError
+from roofline.common.errors import CapacityError, ConfigError
 from roofline.weights.checkpoint import Checkpoint, open_checkpoint
 from roofline.weights.gguf_form import gguf_form, joined_spans, with_heads
 from roofline.weights.quantise.calibration import ParameterScale, WeightCalibration
@@ -246,3 +248,23 @@ def test_the_command_compares_and_says_what_was_not_calibrated(name: str, tmp_pa
     assert int(line[1]) == 2, "the embedding, and the head, whose rows are too short for Q6_K"
     assert "Q8_0 has no scales to search for" in line[2]
     assert "rows of embeddings" in line[2]
+
+
+def test_experts_are_rounded_by_importance_where_their_products_have_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write("mixtral", tmp_path / "model")
+    weights = sum(int(np.prod(info.shape)) for info in source.tensors.values())
+    inner = [info for name, info in source.tensors.items() if ".experts." not in name and len(info.shape) > 1]
+    attention = [info.shape[1] ** 2 for info in inner]
+    for free, several in ((4 * (weights + sum(attention)), False), (1 << 40, True)):
+        monkeypatch.setattr(measuring, "detect", lambda free=free: SimpleNamespace(memory_available=free))
+        measured = calibrate(source, TEXT, "gptq", 1)
+        experts = {name for name in measured.importance if ".experts." in name}
+        assert (experts <= measured.products.keys()) is several
+        assert (experts <= measured.reasons.keys()) is not several
+        assert "layers.0.attn.q.weight" in measured.products
+    written(source, tmp_path / "new.gguf", "Q4_0", measured)
+    monkeypatch.setattr(measuring, "detect", lambda: SimpleNamespace(memory_available=4 * weights))
+    with pytest.raises(CapacityError, match="--method importance"):
+        calibrate(source, TEXT, "gptq", 1)

@@ -15,7 +15,12 @@ from roofline.models.registry import config_of  # noqa: E402
 from roofline.ops.rope_tables import RopeTable, frequencies  # noqa: E402
 from roofline.weights.config.gguf import from_gguf  # noqa: E402
 from roofline.weights.config.hf import from_hf  # noqa: E402
+from roofline.weights.config.to_gguf import to_gguf  # noqa: E402
 from roofline.weights.config.unread_keys import unread_keys  # noqa: E402
+from roofline.weights.names import parameter_shapes  # noqa: E402
+from roofline.weights.to_hf import hf_config  # noqa: E402
+from tests.models.parity_cases import CASES  # noqa: E402
+from tests.weights.gguf_families import GGUF_CASES  # noqa: E402
 
 KINDS = ("full_attention", "sliding_attention")
 LAYERS = 8  # both kinds are among them, whatever the pattern
@@ -284,3 +289,26 @@ def test_hunyuan_files_have_an_alpha_and_no_expert() -> None:
     assert gguf("hunyuan-dense", expert_count=1).rope_theta == 5e5
     with pytest.raises(UnsupportedError, match="expert_count = 8"):
         gguf("hunyuan-dense", expert_count=8)
+
+
+def by_layer() -> list[str]:
+    return [name for name, case in CASES.items() if case.config.get("layer_windows")]
+
+
+@pytest.mark.parametrize("name", by_layer())
+@pytest.mark.parametrize("window", [2**31, 2**63])
+def test_a_window_of_layers_that_is_beyond_reason_is_refused_by_name(name: str, window: int) -> None:
+    fields = hf_config(dict(CASES[name].config)) | {"sliding_window": window}
+    with pytest.raises(ConfigError, match=r"sliding_window: the number .* is not from 1 to 1073741824"):
+        from_hf(Path("config.json"), fields)
+
+
+@pytest.mark.parametrize("name", [name for name in by_layer() if name in GGUF_CASES])
+def test_a_window_of_a_gguf_file_that_is_beyond_reason_is_refused_by_name(name: str) -> None:
+    config = dict(GGUF_CASES[name].config)
+    shapes = parameter_shapes(config)
+    metadata, _ = to_gguf(config, shapes)
+    key = f"{metadata['general.architecture']}.attention.sliding_window"
+    assert metadata[key] == 9
+    with pytest.raises(ConfigError, match=r"attention\.sliding_window: .* is not from 1 to 1073741824"):
+        from_gguf(Path("m.gguf"), metadata | {key: 2**63}, shapes, None)

@@ -1,8 +1,6 @@
 """roofline merge: a LoRA adapter put into its model, with a certificate of what that changed."""
 
 import json
-import os
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,7 +55,7 @@ def command(
     from roofline.cli.models.quantize import opened
     from roofline.weights.adapter_merge import merged
     from roofline.weights.adapters import read_adapter
-    from roofline.weights.files.output import check_new
+    from roofline.weights.files.output import check_new, staging_folder
 
     _prompts(certify.probes)  # before what takes longer: the file may not be there
     read, base = read_adapter(adapter), opened(model, output)
@@ -67,8 +65,8 @@ def command(
     if form.gguf:
         check_new(place, 0)
     merged_model = merged(base, read.matrices)
-    staged = output.with_name(f".{os.getpid()}.{output.name}")
-    try:
+    with staging_folder(output) as folder:
+        staged = folder / output.name
         written = _written(merged_model, staged, form, threads)
         certificate = _certified(merged_model, read, staged, output, certify, threads)
         text = json.dumps(certificate.facts(), indent=1) + "\n"
@@ -77,10 +75,6 @@ def command(
         staged.rename(output)
         if form.gguf:
             write_atomically(place, text)
-    finally:
-        if staged.is_dir():
-            shutil.rmtree(staged)
-        staged.unlink(missing_ok=True)
     twice = form.twice_rounded(base)
     notes = [f"{len(twice)} tensors had been quantised before and were rounded a second time"] if twice else []
     _print(replace(written, path=output, notes=[*written.notes, *notes]), certificate, place, as_json)

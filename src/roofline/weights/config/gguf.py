@@ -10,7 +10,7 @@ from roofline.common.fields import Fields, refuse, shorten
 from roofline.models.registry import file_kind, known_like
 from roofline.weights.config.unfamiliar import CLIP, how_to_add
 from roofline.weights.families import table
-from roofline.weights.families.shared.canonical import Config
+from roofline.weights.families.shared.canonical import Config, with_checked_windows
 from roofline.weights.families.shared.gguf_fields import GgufModel, new_keys
 from roofline.weights.files.mapped import JsonObject
 
@@ -42,8 +42,10 @@ def from_gguf(
     registered = file_kind("gguf", arch)
     if registered is not None:
         family, like = registered
-        return table.module(table.ARCHITECTURES[like]).from_gguf(model, like) | {"family": family}
-    return table.module(family_of(path, metadata)).from_gguf(model, arch)
+        config = table.module(table.ARCHITECTURES[like]).from_gguf(model, like) | {"family": family}
+    else:
+        config = table.module(family_of(path, metadata)).from_gguf(model, arch)
+    return with_checked_windows(fields, ("attention.sliding_window",), config)
 
 
 def architecture(path: Path, metadata: JsonObject) -> str:

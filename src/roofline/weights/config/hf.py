@@ -8,9 +8,11 @@ from roofline.models.registry import file_kind, known_like
 from roofline.weights.config.unfamiliar import how_to_add
 from roofline.weights.config.wrapped import text_fields
 from roofline.weights.families import table
-from roofline.weights.families.shared.canonical import Config
+from roofline.weights.families.shared.canonical import Config, with_checked_windows
 from roofline.weights.families.shared.hf_fields import new_fields
 from roofline.weights.files.mapped import JsonObject
+
+_WINDOW_KEYS = ("sliding_window_size", "sliding_window")
 
 
 def from_hf(path: Path, config: JsonObject) -> Config:
@@ -24,9 +26,9 @@ def from_hf(path: Path, config: JsonObject) -> Config:
     if registered is not None:
         family, like = registered
         ours = table.module(table.MODEL_TYPES[known_like(like, table.MODEL_TYPES)]).from_hf(fields, like)
-        return ours | {"family": family}
+        return with_checked_windows(fields, _WINDOW_KEYS, ours | {"family": family})
     if kind not in table.MODEL_TYPES:
         what = f"{path}: model_type {shorten(kind)!r}"
         reason = f"we have no model for it{new_fields(fields)}{how_to_add(config)}"
         raise UnsupportedError(what, reason, tuple(table.MODEL_TYPES))
-    return table.module(table.MODEL_TYPES[kind]).from_hf(fields, kind)
+    return with_checked_windows(fields, _WINDOW_KEYS, table.module(table.MODEL_TYPES[kind]).from_hf(fields, kind))

@@ -5,7 +5,7 @@ mapping with Hugging Face's keys and "rope_type" linear | llama3 | yarn. It is p
 is a list with a value for each.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from roofline.common.errors import UnsupportedError
@@ -42,8 +42,9 @@ def checked(fields: Fields, config: Config, spelled: Mapping[str, str], absent: 
     if config.get("positions", "rope") == "rope" and config["head_dim"] % 2:
         fields.refuse(spelled.get("head_dim", "head_dim"), f"{config['head_dim']} is odd; rope turns pairs")
     window, most = config["sliding_window"], _INTEGERS["max_position"]
-    if window is not None and not 1 <= fields.checked("sliding_window", window, int) <= most:
-        fields.refuse("sliding_window", f"{describe(window)} is not from 1 to {most}")
+    key = spelled.get("sliding_window", "sliding_window")
+    if window is not None and not 1 <= fields.checked(key, window, int) <= most:
+        fields.refuse(key, f"{describe(window)} is not from 1 to {most}")
     return config
 
 
@@ -51,6 +52,17 @@ def check_integer(fields: Fields, spelled: str, key: str, value: object) -> None
     """Raise ConfigError unless a canonical field, which the file calls `spelled`, is within reason."""
     if not 1 <= fields.checked(spelled, value, int) <= _INTEGERS[key]:
         fields.refuse(spelled, f"{describe(value)} is not from 1 to {_INTEGERS[key]}")
+
+
+def with_checked_windows(fields: Fields, keys: Sequence[str], config: Config) -> Config:
+    """Return the configuration as it is. Raises ConfigError where a layer's window is beyond reason; keys: what the
+    file may call the window, of which the first that it has is named."""
+    most = _INTEGERS["max_position"]
+    largest = max([config.get("sliding_window") or 0, *(config.get("layer_windows") or ())])
+    if largest > most:
+        key = next((key for key in keys if fields.values.get(key) is not None), keys[-1])
+        fields.refuse(key, f"{describe(fields.values.get(key, largest))} is not from 1 to {most}")
+    return config
 
 
 def refuse_unless_neutral(fields: Fields, neutral: Mapping[str, tuple[object, ...]]) -> None:
