@@ -1,6 +1,7 @@
 """A layer that guesses further tokens in files: read, written in the other format and in fewer bits, not there."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from roofline.weights.latent_form import latent_form
 from roofline.weights.random_weights import random_checkpoint
 from tests.bundle.test_guessing import GREEDY, MIXED, MTP, answers
 from tests.models.guessing_models import GuessingModel, guessing_model
-from tests.models.parity_cases import CASES, SHARED_EXPERT
+from tests.models.parity_cases import CASES, SHARED_EXPERT, theirs
 
 pytestmark = pytest.mark.usefixtures("without_text")
 WORK = RewriteWork(threads=1)
@@ -160,9 +161,26 @@ def test_a_tensor_of_another_shape_is_named(judge: GuessingModel, tmp_path: Path
         open_checkpoint(folder)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("exaone_moe", "mtp.fc.weight"), ("hy_v3", "model.layers.2.eh_proj.weight")]
+)
+def test_a_family_whose_layer_is_not_read_is_named_with_those_whose_is(kind: str, name: str, tmp_path: Path) -> None:
+    """Its files hold such a layer, so that other files would not help."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    theirs(CASES[kind].config).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors") | {name: torch.zeros(64, 128)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    options = EngineConfig(speculate="mtp").prepare_load(LoadOptions(backend="reference"))
+    read = rf"is read of {kind} models, .* but of deepseek, glm4_moe, qwen3_5, qwen3_next\..*speculate='ngram'"
+    with pytest.raises(UnsupportedError, match=read):
+        load(str(tmp_path), options, text=False)
+
+
 def test_where_there_is_no_layer_or_no_place_for_it_a_load_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
     config = EngineConfig(speculate="mtp")
-    without = random_checkpoint(CASES["llama"].config, 1)
+    without = replace(random_checkpoint(CASES["qwen3_next"].config, 1), guessing={})
     with pytest.raises(ConfigError, match=r"no layer that guesses, for speculate='mtp': load files that have it"):
         load(without, config.prepare_load(LoadOptions()), text=False)
     with pytest.raises(UnsupportedError, match=r"speculate='mtp' on backend 'gpu' is not .*speculate='ngram'"):

@@ -99,6 +99,27 @@ def test_values_that_lie_otherwise_in_folders_are_written_as_these_have_them(nam
         assert (read(ids).logits - original(ids).logits).abs().max() < 2e-5
 
 
+@pytest.mark.usefixtures("without_text")
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "gemma"])
+def test_norms_that_gguf_files_hold_with_one_added_come_back_with_their_bytes(name, tmp_path):
+    """All of a BF16 model does but logarithms of rates, of which such files hold the exponentials, as float32."""
+    pytest.importorskip("transformers")
+    import torch
+
+    from tests.models.parity_cases import CASES, theirs
+
+    theirs(CASES[name].config).to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
+    write_gguf(open_checkpoint(tmp_path / "theirs"), tmp_path / "model.gguf", "", RewriteWork(threads=1))
+    write_safetensors(open_checkpoint(tmp_path / "model.gguf"), tmp_path / "back", "", RewriteWork(threads=1))
+    before, after = (SafetensorsFile(tmp_path / folder / "model.safetensors") for folder in ("theirs", "back"))
+    assert before.tensors.keys() == after.tensors.keys()
+    rates = {tensor for tensor in before.tensors if tensor.endswith(".A_log")}
+    assert {after.tensors[tensor].format for tensor in rates} <= {"F32"}
+    for tensor in before.tensors.keys() - rates:
+        assert before.tensors[tensor] == after.tensors[tensor]
+        assert np.array_equal(before.read(tensor), after.read(tensor)), tensor
+
+
 FAMILIES = ("gemma2", "gemma3", "phi3", "phi4_mini", "smollm3", "granite", "glm4", "olmo2", "seed_oss", "ernie4_5")
 FAMILIES += ("ministral3", "arcee", "gpt_neox", "gpt_neox_serial", "gpt2")
 FAMILIES += ("olmo3", "exaone4_windows", "hunyuan")

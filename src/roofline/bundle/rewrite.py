@@ -28,6 +28,7 @@ from roofline.weights.files.output import check_new, new_file, new_folder
 from roofline.weights.gguf_form import with_heads
 from roofline.weights.gguf_tensors import gguf_tensors
 from roofline.weights.hf_tensors import HfTensor, hf_tensors, stored_together
+from roofline.weights.hf_values import is_lacking_in
 from roofline.weights.latent_form import latent_form
 from roofline.weights.quantise.calibration import WeightCalibration
 from roofline.weights.quantise.coverage import uncalibrated
@@ -172,7 +173,8 @@ def write_safetensors(
     table, layers = files_of(checkpoint.config["family"]).NAMES, checkpoint.config["layers"]
     config |= {table.hf_guessing_key: 1} if checkpoint.guessing and table.hf_guessing_key else {}
     tensors = {}
-    for tensor in hf_tensors(checkpoint.config, target.infos(checkpoint)):
+    narrower = _narrower(checkpoint, kinds)
+    for tensor in hf_tensors(checkpoint.config, target.infos(checkpoint), narrower):
         name = table.by_itself(tensor.info.name, layers)
         tensors[name] = replace(tensor, info=replace(tensor.info, name=name))
     infos = [tensor.info for tensor in tensors.values()]
@@ -305,6 +307,15 @@ def safetensors_formats(checkpoint: Checkpoint, dtype: str) -> dict[str, str]:
         if narrow >= set(together):
             kinds |= dict.fromkeys(together, matrix)
     return kinds
+
+
+def _narrower(checkpoint: Checkpoint, kinds: Mapping[str, str]) -> dict[str, str]:
+    """Return the formats in a folder of vectors that lack something there and are F32 with it, where the format of the
+    matrices has their values without it."""
+    matrix, lacks = _matrix_format(kinds, checkpoint), files_of(checkpoint.config["family"]).NAMES.lacks
+    widened = (name for name, form in kinds.items() if form == "F32" != matrix and lacks(name))
+    config = checkpoint.config
+    return {name: matrix for name in widened if is_lacking_in(config, name, checkpoint.dequantize(name), matrix)}
 
 
 def _guessing_formats(checkpoint: Checkpoint, kinds: Mapping[str, str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from roofline.bundle.manifest import PlaceError
 from roofline.bundle.origins import BundleOrigin
 from roofline.bundle.reader import Bundle, is_bundle, open_bundle
 from roofline.common import extensions, files, log
-from roofline.common.errors import CapacityError, ConfigError
+from roofline.common.errors import CapacityError, ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from roofline.bundle.writer import WriteReport, WrittenBundle
@@ -47,6 +47,8 @@ def open_source(
     """
     path, model = _open_source(source, options, progress, needs_text, warns)
     if not isinstance(model, Bundle):
+        if options.guesses:
+            _check_guesses(path, model)
         model = _in_form(model, options)
     config = model.manifest.config if isinstance(model, Bundle) else model.config
     scaling, longest = config.get("rope_scaling"), config.get("max_position")
@@ -66,6 +68,17 @@ def open_source(
 
         model = _in_form(checkpoint.open_checkpoint(path), options)
     return path, replace(model, config={**model.config, "max_position": int(original)})
+
+
+def _check_guesses(path: Path, checkpoint: "Checkpoint") -> None:
+    """Raise UnsupportedError for a model of a family whose layer that guesses is not read, in whatever files."""
+    from roofline.weights.families.table import families_with_guessing, files_of
+
+    family = checkpoint.config["family"]
+    if not files_of(family).NAMES.has_guessing:
+        others = ", ".join(families_with_guessing())
+        reason = f"no layer that guesses is read of {family} models, even where files hold one, but of {others}"
+        raise UnsupportedError(f"speculate='mtp' for {path}", reason, ("speculate='ngram'", "speculate='draft'"))
 
 
 def _open_source(

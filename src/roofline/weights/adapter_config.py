@@ -52,17 +52,23 @@ class LoraSettings:
     excluded: frozenset[str] | None = None
     layers: frozenset[int] | None = None
 
+    def key_of(self, module: str) -> str:
+        """Return what patterns call a module: by its weight, where that is adapted as a parameter."""
+        return f"{module}.weight" if self._is_parameter(_ends(module)) else module
+
+    def _is_parameter(self, names: Collection[str]) -> bool:
+        return any(f"{name}.weight" in self.parameters for name in names)
+
     def leaves_out(self, module: str) -> str:
         """The key for which PEFT does not adapt a module, so that it reads none of its tensors; "": it does."""
-        parts = module.split(".")
-        names = {".".join(parts[start:]) for start in range(len(parts))}
+        names = _ends(module)
         if self.excluded is not None and names & self.excluded:
             return "exclude_modules"
-        if self.targets is None or any(f"{name}.weight" in self.parameters for name in names):
+        if self.targets is None or self._is_parameter(names):
             return ""
         if not names & self.targets:
             return "target_modules"
-        number = next((int(part) for part in parts if part.isdigit()), None)
+        number = next((int(part) for part in module.split(".") if part.isdigit()), None)
         is_out = self.layers is not None and module not in self.targets and number not in self.layers
         return "layers_to_transform" if is_out else ""
 
@@ -81,6 +87,12 @@ class LoraSettings:
         """Return the factor that the product of an adapter's matrices is multiplied by."""
         alpha, rank = self.alpha_pattern.value_of(module, self.alpha), self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
+
+
+def _ends(module: str) -> set[str]:
+    """The name of a module and all ends of it, from its last part on."""
+    parts = module.split(".")
+    return {".".join(parts[start:]) for start in range(len(parts))}
 
 
 def read_settings(path: Path, config: JsonObject) -> LoraSettings:

@@ -46,7 +46,7 @@ class AdapterDescription:
 @dataclass(frozen=True)
 class _Module:
     """A module of the model as PEFT names it. prefix: before its tensors; key: as patterns of ranks name it; parameter:
-    of experts, the one that it stands for, in a layer."""
+    of experts the one that it stands for, in a layer, of a linear layer that is named by its weight that weight."""
 
     prefix: str
     key: str
@@ -73,7 +73,8 @@ def write_adapter(
     no form for.
     """
     in_order = (with_value_heads(with_rows(matrix, config, paired=False), config, tiled=False) for matrix in matrices)
-    rows = list(joined(rows_together(in_order, config), config))
+    parts = () if files_of(config["family"]).NAMES.modules_apart else None
+    rows = list(joined(rows_together(in_order, config, parts), config))
     modules = _modules(config, rows, written)
     tensors: dict[str, np.ndarray] = {}
     for module in modules:
@@ -108,7 +109,12 @@ def _modules(config: JsonObject, matrices: Sequence[AdapterMatrix], written: Ada
         tensors = {"A": matrix.a, "B": np.ascontiguousarray(matrix.b.T)}
         if matrix.magnitude is not None:
             tensors["magnitude"] = matrix.magnitude
-        modules.append(_Module(_PREFIX + module, module, matrix.rank, matrix.scale, tensors))
+        parameter = f"{module}.weight" if module.rpartition(".")[2] in names.as_parameters else ""
+        if parameter and matrix.magnitude is not None:
+            raise UnsupportedError(f"DoRA of {parameter}", "PEFT takes the module for experts", ("method lora",))
+        modules.append(
+            _Module(_PREFIX + module, parameter or module, matrix.rank, matrix.scale, tensors, parameter=parameter)
+        )
     of_experts = (
         _of_experts(name, group, experts, written, names.experts_module) for name, group in sorted(experts.items())
     )

@@ -48,8 +48,10 @@ def finite_values(file: TensorFile, name: str) -> np.ndarray:
 
 def rows_are_paired(config: JsonObject) -> bool:
     """Whether a converter to GGUF has permuted the rows of a model's q and k. Models that turn neighbours in part of
-    each head, such as GLM-4, do so in every file."""
+    each head, such as GLM-4, do so in every file, and so do those of some families (`TensorNames.neighbours`)."""
     _, read = configure(config)
+    if files_of(config["family"]).NAMES.neighbours:
+        return False
     rotates = read.positions == "rope"
     return rotates and read.rope.style == "interleaved" and read.rope.dim == config["head_dim"]
 

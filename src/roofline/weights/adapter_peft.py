@@ -122,7 +122,7 @@ class PeftFolder:
                     f"{key} of {CONFIG} leaves it out, so PEFT does not read it: name it there, or take it out here"
                 )
                 refuse(self._file.path, f"tensors of {shorten(module)!r}", reason)
-            group = _Group(tensor, module)
+            group = _Group(tensor, self._settings.key_of(module))
         groups[module, depth] = group
         return group
 

@@ -1,6 +1,6 @@
 """The tensors of a folder of safetensors that is written, and what parameters of ours each is made of."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -38,10 +38,13 @@ class HfTensor:
     made: Callable[[Sequence[np.ndarray]], np.ndarray] | None = None
 
 
-def hf_tensors(config: JsonObject, parameters: Sequence[TensorInfo]) -> list[HfTensor]:
+def hf_tensors(
+    config: JsonObject, parameters: Sequence[TensorInfo], narrower: Mapping[str, str] | None = None
+) -> list[HfTensor]:
     """The tensors of a folder, in the order of the parameters.
 
-    parameters: canonical names, plain formats; the experts of a layer as one parameter each, or one below the other.
+    parameters: canonical names, plain formats; the experts of a layer as one parameter each, or one below the other;
+    narrower: the formats in the folder of some that have other values there, see `hf_values.is_lacking_in`.
 
     Raises ConfigError for a parameter that has no name in such files, and for experts of a joined tensor in several
     formats.
@@ -64,7 +67,7 @@ def hf_tensors(config: JsonObject, parameters: Sequence[TensorInfo]) -> list[HfT
         elif _OF_EXPERTS in info.name and not without_expert(info.name)[1] and not _is_stacked(config, info.name):
             tensors += _each_expert(config, info)
         else:
-            tensors.append(_alone(config, info))
+            tensors.append(_alone(config, info, (narrower or {}).get(info.name, info.format)))
     return tensors + [_joined(name, parts, config["experts"]) for name, parts in joined.items()]
 
 
@@ -113,15 +116,15 @@ def _whole(info: TensorInfo) -> tuple[tuple[ParameterRows, ...], ...]:
     return ((ParameterRows(info.name, range(info.shape[0])),),)
 
 
-def _alone(config: JsonObject, info: TensorInfo) -> HfTensor:
-    shape = hf_shape(config, info.name, info.shape)
-    written = replace(info, name=names.to_hf(config["family"], info.name), shape=shape)
-    convert = partial(_as_theirs, config, info) if differs(config, info.name) else None
+def _alone(config: JsonObject, info: TensorInfo, form: str) -> HfTensor:
+    shape, name = hf_shape(config, info.name, info.shape), names.to_hf(config["family"], info.name)
+    written = TensorInfo(name, form, shape, formats.get(form).nbytes(shape))
+    convert = partial(_as_theirs, config, info, form) if differs(config, info.name) else None
     return HfTensor(written, _whole(info), convert)
 
 
-def _as_theirs(config: JsonObject, info: TensorInfo, parts: Sequence[np.ndarray]) -> np.ndarray:
-    data = as_theirs(config, info.name, info.shape, parts[0].tobytes(), info.format)
+def _as_theirs(config: JsonObject, info: TensorInfo, form: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    data = as_theirs(config, info.name, info.shape, parts[0].tobytes(), info.format, form)
     return np.frombuffer(data, np.uint8)
 
 

@@ -66,13 +66,23 @@ def hf_shape(config: JsonObject, name: str, shape: tuple[int, ...]) -> tuple[int
     return shape[::-1] if table.is_transposed(name) else shape
 
 
-def as_theirs(config: JsonObject, name: str, shape: tuple[int, ...], data: bytes, dtype: str) -> bytes:
-    """The bytes, in `dtype` ("F32", "BF16", "F16"), that Hugging Face's files have for those of a parameter."""
+def is_lacking_in(config: JsonObject, name: str, values: np.ndarray, dtype: str) -> bool:
+    """Return whether a parameter's float32 values are those of numbers in `dtype` that lack something to ours."""
+    lack, form = np.float32(files_of(config["family"]).NAMES.lacks(name)), formats.get(dtype)
+    theirs = form.dequantize(form.quantize(values - lack), values.shape)
+    return bool(lack) and np.array_equal(theirs + lack, values)
+
+
+def as_theirs(
+    config: JsonObject, name: str, shape: tuple[int, ...], data: bytes, dtype: str, written: str = ""
+) -> bytes:
+    """The bytes, in `dtype` ("F32", "BF16", "F16"), that Hugging Face's files have for those of a parameter. written:
+    their dtype, of those that lack something to ours; "": the same."""
     table, raw = files_of(config["family"]).NAMES, np.frombuffer(data, np.uint8)
     if table.lacks(name):
         form = formats.get(dtype)
         values = form.dequantize(raw, (len(raw) // form.block_bytes,))
-        return form.quantize(values - np.float32(table.lacks(name))).tobytes()
+        return formats.get(written or dtype).quantize(values - np.float32(table.lacks(name))).tobytes()
     if table.is_transposed(name):
         return _transposed(raw, shape).tobytes()
     if table.is_by_head(name):

@@ -27,7 +27,9 @@ def written_joined(config: JsonObject) -> Mapping[str, JoinedRows]:
 
 
 def holders_of(config: JsonObject) -> Mapping[str, str]:
-    """Ours in a layer -> the matrix of Hugging Face's files in which its rows lie with others'; but for experts."""
+    """Ours in a layer -> the matrix of Hugging Face's modules in which its rows lie with others'; but for experts."""
+    if files_of(config["family"]).NAMES.modules_apart:
+        return {}
     rows = written_joined(config)
     return {ours: part for part, members in rows.items() for ours, _ in members if ".experts." not in ours}
 

@@ -101,6 +101,11 @@ def _targets(section: AdapterSection, table: list[Param], program: Program, shap
     for name in sorted(chosen & formless):
         reason = "PEFT's files have no form for matrices of experts that lie as theirs do"
         raise UnsupportedError(f"an adapter of {matrices[name]} of a {family} model", reason, ["other targets"])
+    by_weight = {name for name in chosen - experts if matrices[name].rpartition(".")[2] in names.as_parameters}
+    if section.method == "dora" and by_weight:
+        reason = "PEFT takes modules of that name for experts, and has no DoRA of these"
+        alternatives = ["adapter.method=lora", "adapter.targets without them"]
+        raise UnsupportedError(f"adapter.method=dora of {matrices[min(by_weight)]}", reason, alternatives)
     _check_experts(section, [param for param in table if param.name in chosen and param.experts])
     for name in sorted(chosen - experts):
         if matrix_from_hf(f"{matrices[name]}.weight") != in_files(name, holders):

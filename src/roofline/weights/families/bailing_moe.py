@@ -43,6 +43,7 @@ NAMES = TensorNames(
     bare=CHOICE_BIAS,
     hf_apart=_apart,
     joined=_joined,
+    modules_apart=True,
     gguf_joined=("attn.qkv",),
 )
 _DEFAULTS = {

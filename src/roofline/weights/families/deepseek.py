@@ -11,18 +11,19 @@ from roofline.common.fields import Fields, shorten
 from roofline.weights.families import youtu
 from roofline.weights.families.shared import gguf_fields, hf_fields, latent_fields, routed_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
-from roofline.weights.families.shared.experts import EACH_EXPERT, EXPERTS
+from roofline.weights.families.shared.experts import EACH_EXPERT, EXPERTS, TAKEN_FOR_EXPERTS
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart, stacked_experts_placed
 from roofline.weights.families.shared.routed_fields import CHOICE_BIAS, FURTHER, SHARED_EXPERTS, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import GUESSING, MLP, NORMS, TensorNames, TensorPlace
+from roofline.weights.files.mapped import JsonObject
 
 
-def _is_mistral4(config: Config) -> bool:
+def _is_mistral4(config: JsonObject) -> bool:
     """Whether a configuration is written as Mistral 4's, which alone of those with softmax scores has either."""
     return config.get("score", "softmax") != "sigmoid" and bool(config.get("query_beta") or config.get("renormalise"))
 
 
-def _placed(config: Config, name: str) -> TensorPlace | None:
+def _placed(config: JsonObject, name: str) -> TensorPlace | None:
     """Return the place of a parameter. Transformers reads Mistral 4's experts in the tensors of all of a layer alone,
     those of the other types one by one."""
     return stacked_experts_placed(name) if _is_mistral4(config) else None
@@ -42,6 +43,7 @@ NAMES = TensorNames(
     hf_placed=_placed,
     hf_further=FURTHER,
     hf_guessing_key="num_nextn_predict_layers",
+    as_parameters=TAKEN_FOR_EXPERTS,
 )
 
 

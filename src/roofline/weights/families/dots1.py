@@ -3,11 +3,12 @@
 from roofline.common.fields import Fields, describe
 from roofline.weights.families.shared import gguf_fields, hf_fields, layer_kinds, routed_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
+from roofline.weights.families.shared.experts import TAKEN_FOR_EXPERTS
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import CHOICE_BIAS, LAYER, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import TensorNames
 
-NAMES = TensorNames(LAYER, bare=CHOICE_BIAS, hf_apart=stacked_experts_apart)
+NAMES = TensorNames(LAYER, bare=CHOICE_BIAS, hf_apart=stacked_experts_apart, as_parameters=TAKEN_FOR_EXPERTS)
 _DEFAULTS = {
     **{"vocab_size": 152_064, "hidden_size": 4608, "intermediate_size": 10_944, "num_hidden_layers": 62},
     **{"num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 2048},

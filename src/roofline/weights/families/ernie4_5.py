@@ -5,7 +5,7 @@ from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked
 from roofline.weights.families.shared.tensor_names import ATTENTION, MLP, NORMS, TensorNames
 
-NAMES = TensorNames(NORMS | ATTENTION | MLP)
+NAMES = TensorNames(NORMS | ATTENTION | MLP, neighbours=True)
 
 
 def from_hf(fields: Fields, model_type: str) -> Config:

@@ -8,6 +8,7 @@ from pathlib import Path
 from roofline.common.fields import Fields, describe
 from roofline.weights.families.shared import gguf_fields, hf_fields, routed_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
+from roofline.weights.families.shared.experts import TAKEN_FOR_EXPERTS
 from roofline.weights.families.shared.joined_experts import renamed, stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import LAYER, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import TensorNames
@@ -24,6 +25,8 @@ NAMES = TensorNames(
     bare={"mlp.choice.bias": ("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias")},
     one_row=("mlp.choice",),
     hf_apart=_apart,
+    as_parameters=TAKEN_FOR_EXPERTS,
+    neighbours=True,
 )
 _DEFAULTS = {
     **{"vocab_size": 103_424, "hidden_size": 2560, "intermediate_size": 12_288, "num_hidden_layers": 28},

@@ -9,6 +9,7 @@ from roofline.common.fields import Fields
 from roofline.weights.families import exaone4
 from roofline.weights.families.shared import gguf_fields, hf_fields, layer_kinds, routed_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
+from roofline.weights.families.shared.experts import TAKEN_FOR_EXPERTS
 from roofline.weights.families.shared.joined_experts import renamed, stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import LAYER, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import TensorNames
@@ -24,6 +25,7 @@ NAMES = TensorNames(
     LAYER,
     bare={"mlp.choice.bias": ("exp_probs_b.bias", "mlp.e_score_correction_bias")},
     hf_apart=_apart,
+    as_parameters=TAKEN_FOR_EXPERTS,
 )
 _DEFAULTS = {
     **{"vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 16_384, "num_hidden_layers": 32},

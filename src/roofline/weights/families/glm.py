@@ -8,7 +8,8 @@ from roofline.weights.families.shared.canonical import Config
 from roofline.weights.families.shared.tensor_names import ATTENTION, NORMS, TensorNames
 
 NAMES = TensorNames(
-    NORMS | ATTENTION | {"mlp.gate_up": ("ffn_up", "mlp.gate_up_proj"), "mlp.down": ("ffn_down", "mlp.down_proj")}
+    NORMS | ATTENTION | {"mlp.gate_up": ("ffn_up", "mlp.gate_up_proj"), "mlp.down": ("ffn_down", "mlp.down_proj")},
+    neighbours=True,
 )
 
 

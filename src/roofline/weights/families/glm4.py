@@ -15,7 +15,8 @@ NAMES = TensorNames(
         "mlp_post_norm": ("post_ffw_norm", "post_mlp_layernorm"),
         "mlp.gate_up": ("ffn_up", "mlp.gate_up_proj"),
         "mlp.down": ("ffn_down", "mlp.down_proj"),
-    }
+    },
+    neighbours=True,
 )
 
 

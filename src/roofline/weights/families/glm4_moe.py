@@ -9,6 +9,7 @@ from roofline.weights.families.llama import biased
 from roofline.weights.families.qwen import MROPE
 from roofline.weights.families.shared import gguf_fields, hf_fields, routed_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
+from roofline.weights.families.shared.experts import TAKEN_FOR_EXPERTS
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import CHOICE_BIAS, FURTHER, LAYER, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import GUESSING, TensorNames
@@ -19,6 +20,7 @@ NAMES = TensorNames(
     hf_apart=stacked_experts_apart,
     hf_further=FURTHER,
     hf_guessing_key="num_nextn_predict_layers",
+    as_parameters=TAKEN_FOR_EXPERTS,
 )
 _GLM, _VISION, _SOLAR = "glm4_moe", "glm4v_moe_text", "solar_open"
 _DEFAULTS: dict[str, Config] = {

@@ -15,6 +15,7 @@ from roofline.weights.families.shared.experts import (
 )
 from roofline.weights.families.shared.joined_experts import renamed, stacked_experts_apart
 from roofline.weights.families.shared.tensor_names import ATTENTION, NORMS, JoinedRows, TensorNames, TensorPlace
+from roofline.weights.files.mapped import JsonObject
 from roofline.weights.quantised.method import TensorSource
 
 _PARTS = ("gate", "up", "down")
@@ -45,7 +46,7 @@ def _apart(path: Path, source: TensorSource) -> TensorSource:
     return renamed(stacked_experts_apart(path, renamed(source, _stacked_name)), _apart_name)
 
 
-def _placed(config: Config, name: str) -> TensorPlace | None:
+def _placed(config: JsonObject, name: str) -> TensorPlace | None:
     match = _PLACED.fullmatch(name)
     if match is None:
         return None

@@ -5,7 +5,7 @@ from roofline.common.fields import Fields, has_type
 from roofline.weights.families import hunyuan
 from roofline.weights.families.shared import gguf_fields, hf_fields, routed_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
-from roofline.weights.families.shared.experts import hf_experts
+from roofline.weights.families.shared.experts import TAKEN_FOR_EXPERTS, hf_experts
 from roofline.weights.families.shared.joined_experts import stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import LAYER, GgufRouter
 from roofline.weights.families.shared.tensor_names import TensorNames
@@ -16,6 +16,7 @@ NAMES = TensorNames(
     | {"mlp.router": ("ffn_gate_inp", "mlp.gate.wg")}
     | {f"mlp.shared.{name}": (f"ffn_{name}_shexp", f"mlp.shared_mlp.{name}_proj") for name in ("gate", "up", "down")},
     hf_apart=stacked_experts_apart,
+    as_parameters=TAKEN_FOR_EXPERTS,
 )
 _DEFAULTS = {
     **{"vocab_size": 290_943, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32},

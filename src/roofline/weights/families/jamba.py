@@ -40,6 +40,7 @@ NAMES = TensorNames(
     parted=scans.PARTED,
     hf_apart=_apart,
     joined=mamba.joined,
+    experts_module="feed_forward.experts",
     unadapted=scans.PASSED_BY,
     gguf_negated=scans.NEGATED,
     gguf_joined=mamba.NAMES.gguf_joined,

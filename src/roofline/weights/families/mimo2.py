@@ -14,6 +14,7 @@ from roofline.weights.families.shared.canonical import Config, checked, refuse_u
 from roofline.weights.families.shared.joined_experts import renamed, stacked_experts_apart
 from roofline.weights.families.shared.routed_fields import CHOICE_BIAS, LAYER, GgufRouter, RouterKeys
 from roofline.weights.families.shared.tensor_names import TensorNames, TensorPlace
+from roofline.weights.files.mapped import JsonObject
 from roofline.weights.quantised.method import TensorSource
 
 _SINKS, _SINKS_IN_FILES = ".self_attn.sinks.weight", ".self_attn.attention_sink_bias"
@@ -23,7 +24,7 @@ def _apart(path: Path, source: TensorSource) -> TensorSource:
     return stacked_experts_apart(path, renamed(source, lambda name: name.replace("attention_sink_bias", "sinks")))
 
 
-def _placed(config: Config, name: str) -> TensorPlace | None:
+def _placed(config: JsonObject, name: str) -> TensorPlace | None:
     return TensorPlace(name.removesuffix(_SINKS) + _SINKS_IN_FILES) if name.endswith(_SINKS) else None
 
 

@@ -7,6 +7,7 @@ from roofline.common.fields import Fields
 from roofline.weights.families import qwen3_5
 from roofline.weights.families.shared import gguf_fields, hf_fields
 from roofline.weights.families.shared.canonical import Config, checked, refuse_unless_neutral
+from roofline.weights.families.shared.experts import TAKEN_FOR_EXPERTS
 from roofline.weights.families.shared.tensor_names import JoinedRows
 
 _TYPE = "qwen3_next"
@@ -45,6 +46,7 @@ NAMES = replace(
     hf_guessing_key="",
     gguf_joined=("linear.ba",),
     gguf_tiles=False,
+    as_parameters=TAKEN_FOR_EXPERTS,
 )
 
 

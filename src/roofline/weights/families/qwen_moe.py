@@ -11,6 +11,7 @@ from roofline.weights.families.shared.experts import (
     EXPERTS,
     HONOURED_GGUF,
     ROUTED_BESIDE_SHARED,
+    TAKEN_FOR_EXPERTS,
     expert_size,
     experts_to_gguf,
     gguf_experts,
@@ -22,6 +23,7 @@ from roofline.weights.families.shared.tensor_names import ATTENTION, NORMS, QK_N
 NAMES = TensorNames(
     NORMS | ATTENTION | QK_NORMS | EXPERTS | EACH_EXPERT | ROUTED_BESIDE_SHARED,
     hf_apart=stacked_experts_apart,
+    as_parameters=TAKEN_FOR_EXPERTS,
 )
 _VISION_DEFAULTS = {
     **{"vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24},

@@ -190,3 +190,8 @@ def files_of(family: str) -> FamilyFiles:
     if like is not None:  # what files call a family of ours, which ours may call another one
         return module(MODEL_TYPES.get(like) or ARCHITECTURES.get(like) or (like if like in modules else "llama"))
     return module(family if family in modules else ARCHITECTURES.get(family) or MODEL_TYPES.get(family, "llama"))
+
+
+def families_with_guessing() -> tuple[str, ...]:
+    """Return the families, sorted, of which a layer that guesses further tokens is read."""
+    return tuple(sorted(name for name in set(MODEL_TYPES.values()) if files_of(name).NAMES.has_guessing))

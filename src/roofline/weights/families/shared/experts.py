@@ -22,6 +22,9 @@ ROUTED_BESIDE_SHARED = {
     "mlp.shared.down": ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
     "mlp.shared.scale": ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
 }
+# Modules by the last part of their names that PEFT (0.21.2) takes for matrices of experts, wherever they stand, in the
+# classes whose experts transformers 4 had as modules, each with these.
+TAKEN_FOR_EXPERTS = ("gate_proj", "up_proj", "down_proj")
 HONOURED_GGUF = ("expert_count", "expert_used_count")
 
 

@@ -115,7 +115,10 @@ class TensorNames:
 
     Of adapters: modules_before: what modules of transformers' model have in place of the beginning of the files' names,
     as (files', modules'); experts_module: what that model calls the module of a layer's experts; unadapted: matrices of
-    layers that PEFT refuses adapters of, or passes by, though they are linear layers.
+    layers that PEFT refuses adapters of, or passes by, though they are linear layers; as_parameters: last parts of
+    names of linear layers whose weights adapters name as parameters, as PEFT would take the modules for others;
+    modules_apart: transformers' model has a module for each of the matrices that are `joined` in files; neighbours:
+    rope turns two dimensions beside each other in Hugging Face's files too, so that no converter moves rows of q and k.
 
     spare: whether files of either kind may have a parameter, of a configuration and by our name, that the model does
     not read.
@@ -154,6 +157,9 @@ class TensorNames:
     modules_before: tuple[str, str] = ("", "")
     experts_module: str = "mlp.experts"
     unadapted: Collection[str] = ()
+    as_parameters: Collection[str] = ()
+    modules_apart: bool = False
+    neighbours: bool = False
     spare: Callable[[JsonObject, str], bool] = lambda config, name: False
     gguf_negated: Collection[str] = ()
     gguf_joined: Collection[str] = ()
