@@ -18,7 +18,7 @@ from roofline.deploy.supervisor.folder import FleetFolder
 
 ROOT = Path(__file__).parents[2]
 HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin")
-FREE_PORTS = ("--port=0", "--replica-port=0", "--statistics-port=0")
+FREE_PORTS = ("--port=0", "--replica-port=0", "--statistics-port=0", "--metrics-port=0")
 
 
 class RunningFleet:

@@ -9,18 +9,19 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roofline.cli.deploy.up import command
 from roofline.cli.parser import Parser
 from roofline.common import log
 from roofline.common.errors import RooflineError
+from roofline.deploy.supervisor.autoscaler import FleetReading
 from roofline.deploy.supervisor.folder import FleetFolder
 from roofline.deploy.supervisor.replica import ReplicaCommand
 from roofline.deploy.supervisor.setup import FleetSetup
 from roofline.deploy.supervisor.slot import ReplicaSlot
-from roofline.deploy.supervisor.supervisor import FleetReading, FleetSupervisor
+from roofline.deploy.supervisor.supervisor import FleetSupervisor
 from roofline.server.options import ServeOptions
 
 STUB = Path(__file__).with_name("stub_replica.py")
@@ -56,8 +57,14 @@ def main(words: list[str]) -> int:
     log.configure("info")
     serve = ServeOptions(model=read["model"], request_timeout=read["options"].request_timeout)
     count = options.replicas
+    max_count = max(count, options.max_replicas or 1)
     setup = StubSetup(
-        options=options, serve=serve, replicas=count, max_count=max(count, options.max_replicas or 1), key=None
+        options=options,
+        serve=serve,
+        replicas=count,
+        max_count=max_count,
+        scaling=replace(read["scaling"], max_replicas=max_count) if options.autoscale else None,
+        slots=options.requests_per_replica or 0,
     )
     try:
         asyncio.run(StubSupervisor(setup, FleetFolder(options.name), policy()).run())

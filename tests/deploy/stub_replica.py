@@ -4,7 +4,7 @@
 
 Completions have `max_tokens` words, one each `gap` seconds; `X-Replica` says which replica answers. fail: it ends with
 this message before it is ready, where it has the number of `on`; queue: requests beyond so many at a time are answered
-with 429.
+with 429; slots: those beyond so many count as waiting.
 """
 
 import asyncio
@@ -67,8 +67,12 @@ class StubReplica:
 
     async def answer(self, path: str, headers: dict[str, str], body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/stats":
-            engine = {"running": self.open - 1, "generated_tokens": self.tokens, "finished": {"length": self.served}}
-            return self.write(writer, 200, {"engine": engine, "queued": 0})
+            slots = int(self.fields.get("slots", 1000))
+            engine = {"running": min(self.open - 1, slots), "waiting": max(0, self.open - 1 - slots)}
+            engine |= {"generated_tokens": self.tokens, "finished": {"length": self.served}}
+            return self.write(writer, 200, {"engine": engine, "queued": 0, "oldest_waiting_seconds": 0.0})
+        if path == "/metrics":
+            return self.write_text(writer, f"# TYPE served counter\nserved_total {self.served}\n")
         if path.startswith("/v1/"):
             if self.open > int(self.fields.get("queue", 1000)):
                 error = {"error": {"message": "The queue is full.", "code": "queue_full"}}
@@ -83,6 +87,10 @@ class StubReplica:
         head = {"Content-Type": "application/json", "Content-Length": str(len(body)), "X-Replica": self.number}
         lines = [f"HTTP/1.1 {status} Status", *(f"{name}: {value}" for name, value in {**head, **(more or {})}.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+
+    def write_text(self, writer: asyncio.StreamWriter, text: str) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(text)}\r\n\r\n"
+        writer.write((head + text).encode())
 
     async def complete(self, body: dict, headers: dict[str, str], writer: asyncio.StreamWriter) -> None:
         gap, count = float(self.fields.get("gap", 0)), body.get("max_tokens", 3)

@@ -28,9 +28,10 @@ def test_commands_find_the_fleet_and_change_it(start_fleet, home, monkeypatch):
         return result.stdout
 
     fleet.eventually(lambda: fleet.replica("r1")["proxy"] == "UP")
-    first, second, _, *rows = call("status").splitlines()
+    first, second, third, _, *rows = call("status").splitlines()
     assert first == f"default: small on {fleet.address}, 1 of 1 ready"
     assert second.startswith("balance leastconn, statistics http://127.0.0.1:")
+    assert third.endswith(f", and {fleet.address}/metrics")
     (row,) = rows
     assert row.split()[:3] == ["r1", "ready", "UP"]
     assert json.loads(call("status", "--json"))["replicas"][1]["state"] == "absent"

@@ -133,10 +133,13 @@ def test_headers_go_on_streams_are_not_buffered_and_refusals_are_the_server_s(fl
     assert {outcome.headers["retry-after"] for outcome in refused} == {"7"}
     assert {outcome.status for outcome in load.outcomes} == {200, 429}
 
-    for path, status in (("/metrics", 404), ("/stats", 404), ("/v1/load_lora_adapter", 403)):
+    for path, status in (("/stats", 404), ("/v1/load_lora_adapter", 403)):
         refusal = ask(address, {}, path)
         assert refusal.status == status
         assert "not_of_a_fleet" in refusal.error
+    text = httpx.get(f"{address}/metrics", timeout=30).text
+    assert 'replica:served_total{replica="r1"}' in text
+    assert "roofline_fleet_replicas_wanted 1.0" in text
 
 
 def test_a_fleet_without_a_ready_replica_says_when_to_come_again(start_fleet):

@@ -206,7 +206,7 @@ def test_the_commands_of_the_page_do_what_it_says(shell):
     for text in commands:
         line = text.replace("9080", ports["9080"])
         if line.startswith("roofline up"):
-            line = f"{line.strip()} --port {ports['9080']} --replica-port 0 --statistics-port 0"
+            line = f"{line.strip()} --port {ports['9080']} --replica-port 0 --statistics-port 0 --metrics-port 0"
         done = shell(line)
         assert done.returncode == 0, (line, done.stdout, done.stderr)
         outputs.append(done.stdout)

@@ -450,3 +450,21 @@ def test_requests_of_batches_wait_while_any_other_is_open():
     person.leave()
     assert (line.ahead, queue.idle.is_set(), queue.busy.is_set()) == (True, True, False)
     line.leave()
+
+
+def test_how_long_the_first_of_those_that_wait_has_waited(clock):
+    queue = queue_of()
+    assert queue.oldest_seconds == 0
+    background = replace(key("batches"), background=True)
+    queue.enter(background, 10)  # it is of no interest how long lines of batches wait
+    first = queue.enter(key("a"), 10)
+    clock.now += 2
+    second = queue.enter(key("b"), 10, priority=-5)
+    clock.now += 1
+    assert queue.oldest_seconds == 3
+    first.began()
+    first.began()
+    assert queue.oldest_seconds == 1
+    second.leave()
+    assert queue.oldest_seconds == 0
+    first.leave()

@@ -50,6 +50,17 @@ class FleetOptions(Options):
         9082, "Port of HAProxy's statistics page, on 127.0.0.1; 0 takes a free one.",
         minimum=0, maximum=65535, topic=PROXY,
     )  # fmt: skip
+    metrics_port: int = option(
+        9081, "Port of the fleet's metrics, on 127.0.0.1; the proxy has them at /metrics too; 0 takes a free one.",
+        minimum=0, maximum=65535, topic=PROXY,
+    )  # fmt: skip
+    autoscale: bool = option(
+        False, "Have the load say how many servers run, from --min-replicas to --max-replicas.", topic=FLEET
+    )
+    requests_per_replica: int | None = option(
+        None, "Requests that one server computes at a time, of which --utilisation is a share. Default: --max-running.",
+        minimum=1, unit="requests", topic=FLEET,
+    )  # fmt: skip
     drain_seconds: int = option(
         120, "Answers may still take so long when a server is replaced or the fleet is told to end; what is not "
         "complete by then ends with an error.",

@@ -78,6 +78,7 @@ class Ticket:
         self._decided = asyncio.Event()
         self._refusal: Overloaded | None = None
         self.waits, self.ahead, self.left = True, False, False
+        self.entered = time.monotonic()
         self.takes_room = False  # among what the engine has been given
 
     async def turn(self) -> None:
@@ -128,6 +129,7 @@ class Queue:
         self.idle, self.busy = asyncio.Event(), asyncio.Event()  # whether no request is open but those of batches
         self.idle.set()
         self._foreground = 0  # requests that are open and of no batch
+        self._waiters: dict[Ticket, None] = {}  # those that `waiting` counts, the oldest first
         self._keys: dict[str, KeyQueue] = {}
         self._clocks = {False: 0.0, True: 0.0}  # of the key that was served last, and of the batches' key
         self._ahead, self._ahead_tokens = {False: 0, True: 0}, {False: 0, True: 0}  # of short and of long prompts
@@ -159,6 +161,7 @@ class Queue:
         key.open += 1
         if not principal.background:
             self.waiting += 1
+            self._waiters[ticket] = None
             self._open(1)
         self._hand_over()
         return ticket
@@ -172,6 +175,12 @@ class Queue:
     def held(self) -> int:
         """Requests that the engine has no room for yet, without those of batches."""
         return sum(len(key.waiting) for key in self._keys.values() if not key.background)
+
+    @property
+    def oldest_seconds(self) -> float:
+        """How long the request that came first of those without a first token has waited; 0 where none waits."""
+        oldest = next(iter(self._waiters), None)
+        return 0.0 if oldest is None else time.monotonic() - oldest.entered
 
     def retry_after(self) -> int:
         """Seconds in which half of the queue should have moved on, at the latest pace."""
@@ -203,6 +212,7 @@ class Queue:
         ticket.waits = False
         if not ticket.key.background:
             self.waiting -= 1
+            del self._waiters[ticket]
         self._count(ticket, False)
         if not ticket.ahead:
             ticket.key.waiting.remove(ticket)

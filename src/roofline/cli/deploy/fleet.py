@@ -89,6 +89,9 @@ def _print_status(state: JsonObject) -> None:
     ending = ", ending" if state["stopping"] else ""
     print(f"{state['name']}: {state['served_name']} on {state['address']}, {ready} of {state['wanted']} ready{ending}")
     print(f"balance {state['balance']}, statistics {state['statistics']}, logs {state['folder']}")
+    print(f"metrics {state['metrics']}, and {state['address']}/metrics")
+    if state["scaling"] is not None:
+        print(f"scaled to {state['scaling']['replicas']}: {state['scaling']['reason']}")
     headings = ("", "state", "proxy", "port", "pid", "restarts", "running", "waiting", "served", "tokens/s", "model")
     console().print(plain_table(headings, [_row(replica) for replica in shown]))
 

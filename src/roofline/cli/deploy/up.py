@@ -2,15 +2,16 @@
 
 import sys
 from collections.abc import Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from roofline.backends.options import DEFAULT_MODEL, LoadOptions
 from roofline.cli.options import Draft, ModelArgument
 from roofline.cli.parser import Without, reads_option_file, understands
-from roofline.common.options import Option
+from roofline.common.options import Options, option
 from roofline.deploy.options import FleetOptions
+from roofline.deploy.scaling import ScalingTargets
 from roofline.deploy.words import REFUSED
 from roofline.engine.config import EngineConfig
 from roofline.engine.keywords import own_words
@@ -21,8 +22,14 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "ROOFLINE_API_KEY"
 LOOK_SECONDS = 0.1  # between two looks at a fleet that is being started
-Print = Annotated[bool, Option("Print the configuration of HAProxy, and start nothing.", flags=("--print",))]
-Detach = Annotated[bool, Option("Return once the first server is ready, and leave the fleet running.")]
+
+
+@dataclass(frozen=True)
+class StartOptions(Options):
+    """How the command goes about it."""
+
+    print_: bool = option(False, "Print the configuration of HAProxy, and start nothing.", flags=("--print",))
+    detach: bool = option(False, "Return once the first server is ready, and leave the fleet running.")
 
 
 def fleet_words(words: Sequence[str], flags: Container[str]) -> list[str]:
@@ -42,10 +49,10 @@ def command(
     options: Annotated[ServeOptions, Without(*REFUSED, "batch_at_once", "max_stored_bytes", "stored_response_days")],
     load: LoadOptions,
     engine: EngineConfig,
+    scaling: Annotated[ScalingTargets, Without("max_replicas", "idle_seconds")],
     model: ModelArgument = DEFAULT_MODEL,
     draft: Draft = None,
-    print_: Print = False,
-    detach: Detach = False,
+    start: StartOptions = StartOptions(),
 ) -> int:
     """Serve a model by several processes behind one address: each with its cores or devices, restarted when it ends,
     behind HAProxy on port 9080. The options of `roofline serve` are those of each process."""
@@ -60,13 +67,13 @@ def command(
     if key is not None:
         hide_argument(key)
     serve = replace(options, model=absolute_model(model), draft=draft, load=load, engine=engine, api_key=key)
-    setup = set_up_fleet(fleet, serve)
-    if print_:
+    setup = set_up_fleet(fleet, serve, scaling)
+    if start.print_:
         print(_configuration(setup), end="")
         return 0
     find_haproxy()  # before a model is fetched
     check_places(serve)
-    if detach:
+    if start.detach:
         return _detached(setup, [word for word in sys.argv[1:] if word != "--detach"])
     if setup.key is None and not is_loopback(fleet.host):
         log.get("deploy").warning("%s can be reached from other machines and there is no --api-key", fleet.host)
@@ -119,7 +126,8 @@ def _configuration(setup: "FleetSetup") -> str:
     )
     certificate = None if options.tls_certificate is None else folder / "proxy.pem"
     statistics = f"{LOOPBACK}:{options.statistics_port}"
-    about = setup.proxy(servers, f"{options.host}:{options.port}", statistics, certificate, most_connections())
+    address, metrics = f"{options.host}:{options.port}", options.metrics_port
+    about = setup.proxy(servers, address, statistics, certificate, most_connections(), metrics)
     key = None if about.check_key is None else KEY_VARIABLE
     return haproxy_configuration(replace(about, check_key=key, runtime_socket=folder / "haproxy.sock"))
 

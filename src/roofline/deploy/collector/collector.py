@@ -74,10 +74,10 @@ class MetricsCollector:
         self._replicas: dict[str, ReplicaRecord] = {}
         self._sums = FleetSums()
         self._began: float | None = None  # when the first scrape was begun, seconds since 1970
-        self._wanted: int | None = None
+        self._wanted_count: int | None = None
         self._running = False
         self._closing: set[asyncio.Task[None]] = set()
-        self._told: set[str] = set()
+        self._told_problems: set[str] = set()
         self.set_targets(targets)
 
     def set_targets(self, targets: Sequence[CollectorTarget]) -> None:
@@ -96,7 +96,7 @@ class MetricsCollector:
 
     def set_wanted(self, replicas: int) -> None:
         """Say how many replicas the fleet is to have. Without it: as many as there are targets."""
-        self._wanted = replicas
+        self._wanted_count = replicas
 
     async def run(self) -> None:
         """Read all replicas, each every `interval` seconds whatever the others do, until this is cancelled."""
@@ -171,8 +171,8 @@ class MetricsCollector:
                 by_name.setdefault(metric.name, metric)
                 if by_name[metric.name] is not metric and by_name[metric.name].type == metric.type:
                     by_name[metric.name].samples += metric.samples
-        wanted = len(self._replicas) if self._wanted is None else self._wanted
-        figures = own_figures(self._replicas, wanted, self._sums.restarts)
+        wanted_count = len(self._replicas) if self._wanted_count is None else self._wanted_count
+        figures = own_figures(self._replicas, wanted_count, self._sums.restarts)
         return [*self._sums.families(), *by_name.values(), *figures]
 
     def _is_there(self, target: CollectorTarget) -> bool:
@@ -240,8 +240,8 @@ class MetricsCollector:
         self._sums.silent(name)
 
     def _tell(self, sentence: str) -> None:
-        if sentence not in self._told and len(self._told) < MAX_PROBLEMS:
-            self._told.add(sentence)
+        if sentence not in self._told_problems and len(self._told_problems) < MAX_PROBLEMS:
+            self._told_problems.add(sentence)
             LOG.warning("%s", sentence)
 
 

@@ -20,8 +20,8 @@ FIGURES = {
 }
 
 
-def own_figures(replicas: Mapping[str, "ReplicaRecord"], wanted: int, restarts: int) -> Iterator[Metric]:
-    """The figures of a collector of these replicas, of which there should be `wanted`."""
+def own_figures(replicas: Mapping[str, "ReplicaRecord"], wanted_count: int, restarts: int) -> Iterator[Metric]:
+    """The figures of a collector of these replicas, of which there should be `wanted_count`."""
     up = GaugeMetricFamily("up", UP, labels=["replica"])
     seconds = _gauge("roofline_fleet_scrape_seconds", "replica")
     refused = _gauge("roofline_fleet_refused_families", "replica")
@@ -35,7 +35,7 @@ def own_figures(replicas: Mapping[str, "ReplicaRecord"], wanted: int, restarts: 
     for state in ("starting", "up", "down"):
         states.add_metric([state], sum(record.state == state for record in replicas.values()))
     to_have = _gauge("roofline_fleet_replicas_wanted")
-    to_have.add_metric([], wanted)
+    to_have.add_metric([], wanted_count)
     processes = _counter("roofline_fleet_restarts")
     processes.add_metric([], restarts)
     yield from (up, states, to_have, seconds, refused, failures, processes)

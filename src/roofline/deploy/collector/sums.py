@@ -54,12 +54,12 @@ class FleetSums:
         with_history: whether a replica that was never seen before brings all that it has counted, or what it counts
         from now on.
         """
-        seen = self._last.get(replica)
-        if seen is not None and None not in (seen.birth, page.birth) and seen.birth != page.birth:
+        last = self._last.get(replica)
+        if last is not None and None not in (last.birth, page.birth) and last.birth != page.birth:
             self.restarts += 1
-            seen = LastSeen(page.birth, {})
-        skips = seen is None and not with_history
-        seen = seen or LastSeen(page.birth, {})
+            last = LastSeen(page.birth, {})
+        skips = last is None and not with_history
+        last = last or LastSeen(page.birth, {})
         refused: list[str] = []
         fell = is_short = False
         for family in page.families.values():
@@ -68,17 +68,17 @@ class FleetSums:
                 if problem is not None:
                     refused.append(problem)
                     continue
-                began_anew, left_out = self._add(family, seen.counts, skips)
+                began_anew, left_out = self._add(family, last.counts, skips)
                 fell, is_short = fell or began_anew, is_short or left_out
-                seen.counts |= family.series
+                last.counts |= family.series
         if fell:
             self.restarts += 1
         if is_short:
             refused.append(f"the fleet has {MAX_FLEET_SERIES:,} series, and no new one is added")
-        if len(seen.counts) > 2 * MAX_SERIES:  # labels that come and go
+        if len(last.counts) > 2 * MAX_SERIES:  # labels that come and go
             there = {key for family in page.families.values() for key in family.series}
-            seen.counts = {key: value for key, value in seen.counts.items() if key in there}
-        self._last[replica], self._pages[replica] = LastSeen(page.birth, seen.counts), page
+            last.counts = {key: value for key, value in last.counts.items() if key in there}
+        self._last[replica], self._pages[replica] = LastSeen(page.birth, last.counts), page
         self._last.move_to_end(replica)
         self._forget()
         return refused

@@ -15,8 +15,9 @@ MAX_ANSWER_BYTES = 1 << 20
 class ReplicaFigures:
     """A reading.
 
-    waiting: requests without their first token; served: requests that have ended; tokens: that were generated;
-    tokens_per_second: since the reading before; moment: of this machine's monotonic clock.
+    waiting: requests without their first token; oldest_seconds: that the one which came first of these has waited,
+    0 where none waits; held: those that the engine computes nothing of yet; served: requests that have ended; tokens:
+    that were generated; tokens_per_second: since the reading before; moment: of this machine's monotonic clock.
     """
 
     running: int
@@ -25,6 +26,8 @@ class ReplicaFigures:
     tokens: int
     tokens_per_second: float
     moment: float
+    oldest_seconds: float = 0.0
+    held: int = 0
 
     def to_json(self) -> JsonObject:
         """Return the figures as JSON has them."""
@@ -53,6 +56,9 @@ def _figures(content: JsonObject, before: ReplicaFigures | None) -> ReplicaFigur
     running, tokens, finished = (engine.get(name) for name in ("running", "generated_tokens", "finished"))
     if not isinstance(running, int) or not isinstance(tokens, int) or not isinstance(finished, dict):
         return None
+    oldest, held, behind = content.get("oldest_waiting_seconds", 0.0), content.get("held", 0), engine.get("waiting", 0)
+    if not isinstance(oldest, int | float) or not isinstance(held, int) or not isinstance(behind, int):
+        return None
     now, rate = time.monotonic(), 0.0
     if before is not None and now > before.moment and tokens >= before.tokens:  # fewer: it was started again
         rate = (tokens - before.tokens) / (now - before.moment)
@@ -63,4 +69,6 @@ def _figures(content: JsonObject, before: ReplicaFigures | None) -> ReplicaFigur
         tokens=tokens,
         tokens_per_second=round(rate, 1),
         moment=now,
+        oldest_seconds=float(oldest),
+        held=held + behind,
     )

@@ -6,7 +6,6 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,13 +17,16 @@ from roofline.common.units import now_utc
 from roofline.deploy.children import bound_log
 from roofline.deploy.haproxy.config import ProxyDescription, ProxyServer
 from roofline.deploy.haproxy.router import HaproxyRouter, find_haproxy, most_connections
+from roofline.deploy.supervisor.autoscaler import RECORD, Autoscaler, FleetReading
 from roofline.deploy.supervisor.control import ControlServer, Tell
-from roofline.deploy.supervisor.figures import ReplicaFigures, read_figures
+from roofline.deploy.supervisor.figures import read_figures
 from roofline.deploy.supervisor.folder import FleetFolder
+from roofline.deploy.supervisor.metrics import FleetMetrics
 from roofline.deploy.supervisor.replica import ReplicaCommand
 from roofline.deploy.supervisor.setup import LOOPBACK, FleetSetup
 from roofline.deploy.supervisor.slot import BACKLOG, ReplicaSlot
 from roofline.hardware.detect import detect
+from roofline.server.keys import Keys
 
 LOG = log.get("deploy")
 MAX_CERTIFICATE_BYTES = 1 << 20
@@ -33,18 +35,9 @@ READING_SECONDS = 1.0
 HURRY_SECONDS = 5.0  # for the last errors of answers that are cut off to be sent
 
 
-@dataclass(frozen=True)
-class FleetReading:
-    """What a policy decides by. replicas: that should run now; ready: those that do; figures: of these."""
-
-    replicas: int
-    ready: int
-    figures: Sequence[ReplicaFigures]
-
-
 class FleetSupervisor:
-    """A fleet that runs until it is told to end. policy: asked each second how many replicas there should be, None for
-    as many as there are."""
+    """A fleet that runs until it is told to end. policy: asked each second how many replicas there should be, in place
+    of the setup's scaling; None for as many as there are."""
 
     def __init__(
         self, setup: FleetSetup, folder: FleetFolder, policy: Callable[[FleetReading], int | None] | None = None
@@ -90,6 +83,13 @@ class FleetSupervisor:
         options, path = self._setup.options, self._folder.path
         self._front = bind(options.host, options.port, "--port")
         self._statistics = bind(LOOPBACK, options.statistics_port, "--statistics-port")
+        keys = Keys(self._setup.serve.api_key, self._setup.serve.api_keys)
+        metrics_socket = bind(LOOPBACK, options.metrics_port, "--metrics-port")
+        self._metrics = FleetMetrics(metrics_socket, options.host, self._setup.key, keys)
+        if self._setup.scaling is not None and self._policy is None:
+            record = path / RECORD
+            record.unlink(missing_ok=True)  # of a fleet before this one, whose decisions are others
+            self._policy = Autoscaler(self._setup.scaling, self._setup.slots, self._metrics.latencies, record)
         self.address = (
             f"{'http' if options.tls_certificate is None else 'https'}://{_written(options.host, self._front)}"
         )
@@ -112,7 +112,7 @@ class FleetSupervisor:
             ProxyServer(slot.name, slot.host, slot.port, enabled)
             for slot, enabled in zip(self._slots, enabled_slots, strict=True)
         )
-        return self._setup.proxy(servers, "fd@3", "fd@4", self._certificate(), most_connections())
+        return self._setup.proxy(servers, "fd@3", "fd@4", self._certificate(), most_connections(), self._metrics.port)
 
     def _certificate(self) -> Path | None:
         """The file that HAProxy reads: chain and key in one, which only this user can read."""
@@ -150,7 +150,7 @@ class FleetSupervisor:
         for slot in self._slots[: self._setup.replicas]:
             slot.begin()
         self._note()
-        self._tasks.append(asyncio.create_task(self._read()))
+        self._tasks += [asyncio.create_task(self._read()), asyncio.create_task(self._metrics.run())]
         await self._stopping.wait()
 
     @property
@@ -163,6 +163,7 @@ class FleetSupervisor:
         if ready and not self._ever_ready:
             log.say(f"Ready: {self._setup.served_name}, the first of {len(self._wanted_slots)} replicas")
         self._ever_ready = self._ever_ready or bool(ready)
+        self._metrics.follow(self._slots)
         with suppress(OSError):  # a full disk ends no fleet
             self._folder.write_state(self.to_json())
 
@@ -186,6 +187,7 @@ class FleetSupervisor:
                 slot.figures = figures or slot.figures
             for path in (*(self._folder.path / f"{slot.name}.log" for slot in self._slots), self._router.log_file):
                 bound_log(path)
+            self._metrics.refresh()
             await self._ask_policy()
 
     async def _ask_policy(self) -> None:
@@ -217,6 +219,8 @@ class FleetSupervisor:
                 await self._router.reload()
                 return self.to_json()
             case {"command": "scale", "replicas": int(count)}:
+                if self._setup.scaling is not None:
+                    raise ConfigError("the load says how many servers of this fleet run (--autoscale)")
                 await self.scale(count)
                 return self.to_json()
             case {"command": "roll", "model": str() | None as model}:
@@ -239,10 +243,18 @@ class FleetSupervisor:
             "balance": self._setup.options.balance,
             "wanted": len(self._wanted_slots),
             "most": len(self._slots),
+            "metrics": f"http://{LOOPBACK}:{self._metrics.port}/metrics",
+            "scaling": self._scaling_state(),
             "stopping": self._stopping.is_set(),
             "router": {"program": "haproxy", "pid": self._router.pid, "restarts": self._router.restarts},
             "replicas": [slot.to_json() | {"proxy": in_proxy.get(slot.name)} for slot in self._slots],
         }
+
+    def _scaling_state(self) -> JsonObject | None:
+        """What the load last asked for, and why; None where it does not say how many servers run."""
+        if not isinstance(self._policy, Autoscaler) or self._policy.last is None:
+            return None
+        return {"replicas": self._policy.last.replicas, "reason": self._policy.last.reason}
 
     async def scale(self, count: int) -> None:
         """Have so many replicas run. Returns once those that are to leave have finished what they had open. Raises
@@ -253,12 +265,14 @@ class FleetSupervisor:
                 "divided when the fleet was started; --max-replicas of `roofline up` sets their number"
             )
         async with self._alone():
-            leaving = [slot for slot in self._slots[count:] if slot.is_wanted]
+            seconds = self._setup.options.drain_seconds
+            leaving = [asyncio.create_task(slot.retire(seconds)) for slot in self._slots[count:] if slot.is_wanted]
             for slot in self._slots[:count]:
                 slot.begin()
+            await asyncio.sleep(0)  # from here on those that leave are not wanted
             self._note()
-            await asyncio.gather(*(slot.retire(self._setup.options.drain_seconds) for slot in leaving))
-            self._note()
+        await asyncio.gather(*leaving)  # meanwhile others may come
+        self._note()
 
     async def roll(self, model: str | None, tell: Tell) -> None:
         """Replace each server by a new one, one after the other: of another model, or started as the first ones were.

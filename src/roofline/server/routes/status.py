@@ -169,7 +169,8 @@ async def limits(request: Request) -> Response:
 async def stats(request: Request) -> Response:
     """As JSON: the engine's statistics since it started, with tokens a second and the share of the roof; the limits."""
     served = context.of(request)
-    figures, queued = engine_figures(served.engine), request.app.state.queue.waiting
+    figures, queue = engine_figures(served.engine), request.app.state.queue
     by_model = {other.name: engine_figures(other.engine) for other in request.app.state.models.contexts()[1:]}
-    answer = {"model": served.name, "engine": figures, "queued": queued, "limits": asdict(served.limits)}
+    waiting = {"queued": queue.waiting, "held": queue.held, "oldest_waiting_seconds": round(queue.oldest_seconds, 3)}
+    answer = {"model": served.name, "engine": figures, **waiting, "limits": asdict(served.limits)}
     return json_response(answer | ({"models": by_model} if by_model else {}))
