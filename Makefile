@@ -97,8 +97,8 @@ test-soak: setup
 # own, which sees the development environment's packages behind its own.
 JUDGES := build/judges
 JUDGED_TESTS := tests/bench/test_quality.py tests/bundle/test_llama_cpp.py \
-    tests/bundle/test_llama_cpp_converter.py tests/deploy/test_files.py tests/server/test_conform_packages.py \
-    tests/train/test_loggers.py tests/weights/test_quantised.py
+    tests/bundle/test_llama_cpp_converter.py tests/deploy/kubernetes/test_objects.py tests/deploy/test_files.py \
+    tests/server/test_conform_packages.py tests/train/test_loggers.py tests/weights/test_quantised.py
 $(JUDGES)/.installed: tests/judges.txt tools/llama_cpp_source.py | setup
 	$(PYTHON) -m venv $(JUDGES)
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \

@@ -332,7 +332,7 @@ def test_a_server_lives_with_what_the_unit_forbids(smollm2_path, tmp_path):
 
 
 def test_whoever_ends_a_server_waits_as_long_as_its_answers_may_take() -> None:
-    assert stop_seconds(["model"]) == 45
+    assert stop_seconds([]) == stop_seconds(["model"]) == 45
     assert stop_seconds(["model", "--drain-seconds", "120"]) == 135
     assert stop_seconds(["--drain-seconds=0", "model"]) == 15
     unit = ServiceUnit(program=Path("/opt/r"), words=("m", "--drain-seconds=120"), environment=Path("/etc/r"))

@@ -45,6 +45,7 @@ ROOT = CommandGroup(
                 "systemd": "deploy.files:systemd",
                 "docker": "deploy.files:docker",
                 "compose": "deploy.files:compose",
+                "k8s": "deploy.kubernetes:command",
                 "prometheus": "deploy.prometheus:command",
             },
         ),

@@ -1,6 +1,7 @@
 """How long whoever ends a server has to wait for it."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from roofline.server.limits import Limits
 
@@ -11,7 +12,7 @@ FLAG = "--drain-seconds"
 def stop_seconds(words: Sequence[str]) -> int:
     """Return the seconds after which a server that was told to end has ended by itself. words: of `roofline serve`."""
     drain = Limits.drain_seconds
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         flag, equals, value = word.partition("=")
         value = value if equals else following
         if flag == FLAG and value.isdigit():  # anything else is refused by the server itself
