@@ -1,5 +1,8 @@
 """A fleet whose load says how many servers run: the policy in the supervisor, its record, and options that need it."""
 
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,7 +15,7 @@ from roofline.deploy.supervisor.figures import ReplicaFigures
 from roofline.deploy.supervisor.setup import set_up_fleet
 from roofline.engine.config import EngineConfig
 from roofline.server.options import ServeOptions
-from tests.deploy.load import load_on
+from tests.deploy.load import ask, load_on
 
 TARGETS = ScalingTargets(max_replicas=3, utilisation=1.0, queue_seconds=2.0, first_token_seconds=1.0, calm_seconds=5.0)
 FIGURES = ReplicaFigures(
@@ -52,7 +55,6 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path, caplog):
         ({}, {"min_replicas": 2}, "min_replicas is about a fleet that its load scales: give --autoscale too"),
         ({"requests_per_replica": 4}, {}, "requests_per_replica is about a fleet that its load scales"),
         ({"autoscale": True}, {}, "give requests_per_replica, or max_running"),
-        ({"autoscale": True, "requests_per_replica": 4}, {"min_replicas": 0}, "at least one server runs"),
         ({"autoscale": True, "requests_per_replica": 4}, {"min_replicas": 3}, "min_replicas=3 is more than 1"),
     ],
 )
@@ -71,7 +73,7 @@ def test_the_setup_of_a_scaled_fleet():
 
 
 def test_servers_come_with_the_load_and_leave_after_it(start_fleet):
-    words = ("--autoscale", "--requests-per-replica=2", "--utilisation=1", "--calm-seconds=2", "--queue-seconds=60")
+    words = ("--autoscale", "--requests-per-replica=2", "--utilisation=1", "--calm-seconds=1", "--queue-seconds=60")
     fleet = start_fleet("small?gap=0.02&slots=2", "--replicas=1", "--max-replicas=3", *words)
     fleet.wait_ready(1)
     with load_on(fleet.address, lambda number: {"prompt": "a", "max_tokens": 5, "stream": True}, workers=6) as load:
@@ -84,7 +86,33 @@ def test_servers_come_with_the_load_and_leave_after_it(start_fleet):
         fleet.send(command="scale", replicas=1)
     fleet.wait_ready(1)
     record = list(read_record(fleet.folder.path / RECORD))
-    targets = ScalingTargets(max_replicas=3, utilisation=1.0, calm_seconds=2.0, queue_seconds=60.0)
+    targets = ScalingTargets(max_replicas=3, utilisation=1.0, calm_seconds=1.0, queue_seconds=60.0)
     again = [(decision.replicas, decision.reason) for decision in replay(targets, (load for load, _, _ in record))]
     assert again == [(count, reason) for _, count, reason in record], "a recorded run can be decided again"
     assert {count for count, _ in again} >= {1, 3}
+
+
+@pytest.mark.slow
+def test_the_last_server_leaves_and_the_next_request_waits_for_one(start_fleet):
+    words = ("--autoscale", "--requests-per-replica=2", "--min-replicas=0", "--idle-seconds=1", "--calm-seconds=1")
+    fleet = start_fleet("small?gap=0.01&start=0.2", "--replicas=2", "--max-replicas=2", *words)
+    fleet.wait_ready(2)
+    address = fleet.address
+    assert ask(address, {"prompt": "a"}).error is None
+    for change in ("none", "reload", "proxy"):
+        fleet.wait_ready(0)
+        fleet.eventually(lambda: fleet.status()["wanted"] == 0)
+        assert {replica["state"] for replica in fleet.status()["replicas"]} <= {"absent", "draining"}
+        if change == "reload":
+            fleet.send(command="reload")
+        elif change == "proxy":
+            pid = fleet.status()["router"]["pid"]
+            os.kill(pid, signal.SIGKILL)
+            fleet.eventually(lambda pid=pid: fleet.status()["router"]["pid"] not in (pid, None))
+        with ThreadPoolExecutor(4) as pool:
+            outcomes = list(pool.map(lambda _: ask(address, {"prompt": "a"}), range(4)))
+        assert [outcome.error for outcome in outcomes] == [None] * 4, change
+        fleet.eventually(lambda: fleet.replica("r1")["proxy"] == "UP")  # its health is asked for again
+    record = list(read_record(fleet.folder.path / RECORD))
+    assert "no request for 1 s" in {reason for _, _, reason in record}
+    assert any(load.up == load.starting == 0 and load.waiting == 1 for load, _, _ in record)

@@ -16,6 +16,9 @@ class FleetRouter(Protocol):
     async def disable(self, name: str) -> None:
         """Have no more requests go to a replica; those that are open end as they would."""
 
+    async def hold(self, name: str) -> None:
+        """Have requests go to a replica that does not run: they wait in its socket, and its health is not asked for."""
+
     async def states(self) -> dict[str, str]:
         """Return what it thinks of each replica, in its own words."""
 

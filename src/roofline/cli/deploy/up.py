@@ -49,7 +49,7 @@ def command(
     options: Annotated[ServeOptions, Without(*REFUSED, "batch_at_once", "max_stored_bytes", "stored_response_days")],
     load: LoadOptions,
     engine: EngineConfig,
-    scaling: Annotated[ScalingTargets, Without("max_replicas", "idle_seconds")],
+    scaling: Annotated[ScalingTargets, Without("max_replicas")],
     model: ModelArgument = DEFAULT_MODEL,
     draft: Draft = None,
     start: StartOptions = StartOptions(),

@@ -24,12 +24,14 @@ _ERRORS = {
 
 @dataclass(frozen=True)
 class ProxyServer:
-    """A replica as HAProxy knows it. enabled: whether it is given requests at the start."""
+    """A replica as HAProxy knows it. enabled: whether it is given requests at the start; checked: whether its health is
+    asked for."""
 
     name: str
     host: str
     port: int
     enabled: bool = True
+    checked: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +166,7 @@ def _backend(about: ProxyDescription) -> str:
     )
     servers = [
         f"    server {server.name} {server.host}:{server.port} id {number}{'' if server.enabled else ' disabled'}"
+        f"{'' if server.checked else ' no-check'}"
         for number, server in enumerate(about.servers, 1)
     ]
     return "\n".join(

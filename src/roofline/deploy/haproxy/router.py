@@ -59,6 +59,8 @@ class HaproxyRouter:
     ) -> None:
         self._program, self._folder, self._describe, self._descriptors = program, folder, describe, descriptors
         self._enabled: dict[str, bool] = {}
+        self._held: set[str] = set()  # whose health is not asked for
+        self._unchecked: frozenset[str] = frozenset()  # those that were held when the process was started
         self._process: ChildProcess | None = None
         self._leaving: list[ChildProcess] = []  # earlier ones, which end with their last request
         self._watching: asyncio.Task[None] | None = None
@@ -84,6 +86,12 @@ class HaproxyRouter:
     async def enable(self, name: str) -> None:
         """Have requests go to a replica, whatever was known of its health."""
         await self._set(name, True)
+        if name in self._unchecked:  # checks that a process was started without cannot be switched on
+            await self.reload()
+
+    async def hold(self, name: str) -> None:
+        """Have requests go to a replica that does not run: they wait in its socket, and its health is not asked for."""
+        await self._set(name, True, held=True)
 
     async def disable(self, name: str) -> None:
         """Have no more requests go to a replica; those that are open end as they would."""
@@ -126,15 +134,17 @@ class HaproxyRouter:
         replicas = [row for row in rows if row.get("pxname") == "replicas" and row["svname"] in self._enabled]
         return {row["svname"]: row["status"].split()[0] for row in replicas}
 
-    async def _set(self, name: str, enabled: bool) -> None:
+    async def _set(self, name: str, enabled: bool, held: bool = False) -> None:
         async with self._changing:
             self._enabled[name] = enabled
+            self._held = self._held | {name} if held else self._held - {name}
             if self._process is None or self._process.ended.is_set():
                 return  # it learns of it when it is started again
             server, path = f"replicas/{name}", self._socket(self._generation)
             orders = [f"set server {server} state {'ready' if enabled else 'maint'}"]
             if enabled:
-                orders.append(f"set server {server} health up")
+                checks = [] if name in self._unchecked else [f"{'disable' if held else 'enable'} health {server}"]
+                orders += [*checks, f"set server {server} health up"]
             try:
                 for order in orders:
                     await order_haproxy(path, order)
@@ -146,7 +156,10 @@ class HaproxyRouter:
         generation = self._generation + 1
         path = self._socket(generation)
         about = self._describe()
-        servers = tuple(replace(s, enabled=self._enabled.setdefault(s.name, s.enabled)) for s in about.servers)
+        servers = tuple(
+            replace(s, enabled=self._enabled.setdefault(s.name, s.enabled), checked=s.name not in self._held)
+            for s in about.servers
+        )
         configuration = self._folder / "haproxy.cfg"
         text = haproxy_configuration(replace(about, runtime_socket=path, servers=servers))
         configuration.touch(mode=0o600)  # a key may stand in it
@@ -159,7 +172,7 @@ class HaproxyRouter:
             await process.ended.wait()
             raise ConfigError(f"HAProxy does not start: {configuration}\n{log_tail(self.log_file)}")
         self._socket(self._generation).unlink(missing_ok=True)
-        self._generation = generation
+        self._generation, self._unchecked = generation, frozenset(self._held)
         return process
 
     async def _answers(self, process: ChildProcess, path: Path) -> bool:

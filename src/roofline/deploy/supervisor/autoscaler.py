@@ -18,11 +18,13 @@ RECORD = "scaling.jsonl"
 
 @dataclass(frozen=True)
 class FleetReading:
-    """What is read of a fleet each second. replicas: that should run now; ready: those that do; figures: of these."""
+    """What is read of a fleet each second. replicas: that should run now; ready: those that do; figures: of these;
+    knocking: requests that wait for a server where none runs."""
 
     replicas: int
     ready: int
     figures: Sequence[ReplicaFigures]
+    knocking: int = 0
 
 
 class Autoscaler:
@@ -60,7 +62,7 @@ class Autoscaler:
             starting=max(0, reading.replicas - reading.ready),
             slots=self._slots,
             running=sum(figures.running for figures in reading.figures),
-            waiting=sum(figures.held for figures in reading.figures),
+            waiting=sum(figures.held for figures in reading.figures) + reading.knocking,
             queue_seconds=max((figures.oldest_seconds for figures in reading.figures), default=0.0),
             first_token_seconds=first_token,
             token_seconds=token,

@@ -118,8 +118,6 @@ def _checked_slots(options: FleetOptions, serve: ServeOptions, scaling: ScalingT
             "--autoscale has to know how many requests one server computes at a time: give requests_per_replica, or "
             "max_running"
         )
-    if scaling.min_replicas < 1:
-        raise ConfigError(f"min_replicas={scaling.min_replicas} cannot be used in a fleet: at least one server runs")
     if scaling.min_replicas > max_count:
         raise ConfigError(f"min_replicas={scaling.min_replicas} is more than {max_count}: raise max_replicas")
     return slots

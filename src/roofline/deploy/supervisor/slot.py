@@ -96,11 +96,12 @@ class ReplicaSlot:
         if self._keeping is None:
             self._keeping = asyncio.create_task(self._keep())
 
-    async def retire(self, seconds: float) -> None:
-        """Have no server run here any more; answers that are open may take so long."""
+    async def retire(self, seconds: float, *, hold: bool = False) -> None:
+        """Have no server run here any more; answers that are open may take so long. hold: requests still come, and wait
+        in the socket for the next server."""
         self._stop_keeping()
-        await self._router.disable(self.name)
-        process, self._process = self._process, None
+        process, self._process = self._process, None  # at once: a server may be wanted here again before the next line
+        await (self._router.hold(self.name) if hold else self._router.disable(self.name))
         if process is not None:
             await self._leave(process, seconds)
 

@@ -50,6 +50,7 @@ class FleetSupervisor:
         self._failure: RooflineError | None = None
         self._ever_ready = False
         self._started = now_utc()
+        self._is_knocked = False  # a request came while no server runs
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
@@ -194,9 +195,19 @@ class FleetSupervisor:
         if self._policy is None or self._changing.locked():
             return
         figures = [slot.figures for slot in self._slots if slot.is_ready and slot.figures is not None]
-        count = self._policy(FleetReading(len(self._wanted_slots), sum(s.is_ready for s in self._slots), figures))
+        knocking, self._is_knocked = int(self._is_knocked), False
+        ready = sum(slot.is_ready for slot in self._slots)
+        count = self._policy(FleetReading(len(self._wanted_slots), ready, figures, knocking))
         if count is not None and count != len(self._wanted_slots):
             self._tasks.append(asyncio.create_task(self._scale_quietly(count)))
+
+    def _knock(self) -> None:
+        """Ask the policy at once: a request waits in the first socket, and no server runs."""
+        asyncio.get_running_loop().remove_reader(self._slots[0].listening)
+        if self._stopping.is_set():
+            return
+        self._is_knocked = True
+        self._tasks.append(asyncio.create_task(self._ask_policy()))
 
     async def _scale_quietly(self, count: int) -> None:
         try:
@@ -259,17 +270,26 @@ class FleetSupervisor:
     async def scale(self, count: int) -> None:
         """Have so many replicas run. Returns once those that are to leave have finished what they had open. Raises
         ConfigError for a number that there is no place for."""
-        if not 1 <= count <= len(self._slots):
+        fewest = 0 if self._setup.scaling is not None else 1
+        if not fewest <= count <= len(self._slots):
             raise ConfigError(
-                f"{count} replicas: there are places for 1 to {len(self._slots)}, among which cores and devices were "
-                "divided when the fleet was started; --max-replicas of `roofline up` sets their number"
+                f"{count} replicas: there are places for {fewest} to {len(self._slots)}, among which cores and devices "
+                "were divided when the fleet was started; --max-replicas of `roofline up` sets their number"
             )
         async with self._alone():
-            seconds = self._setup.options.drain_seconds
-            leaving = [asyncio.create_task(slot.retire(seconds)) for slot in self._slots[count:] if slot.is_wanted]
+            seconds, first = self._setup.options.drain_seconds, self._slots[0]
+            leaving = [
+                asyncio.create_task(slot.retire(seconds, hold=slot is first))
+                for slot in self._slots[count:]
+                if slot.is_wanted
+            ]
             for slot in self._slots[:count]:
                 slot.begin()
             await asyncio.sleep(0)  # from here on those that leave are not wanted
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(first.listening)
+            if count == 0:
+                loop.add_reader(first.listening, self._knock)
             self._note()
         await asyncio.gather(*leaving)  # meanwhile others may come
         self._note()
