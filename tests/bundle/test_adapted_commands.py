@@ -63,7 +63,8 @@ def test_they_answer_as_the_server_does(model: Path, adapter: str, call: Call, t
 def test_what_a_server_refuses_they_refuse_alike(
     model: Path, adapter: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "_listen", lambda options: pytest.fail("it was not refused before anything is loaded"))
+    late = "it was not refused before anything is loaded"
+    monkeypatch.setattr(serve, "listening_on", lambda options, inherited: pytest.fail(late))
     broken = Path(write_adapter(tmp_path / "broken", matrices(CONFIG, 0), bias="all"))
     for words in (
         ("--adapter", "own=" + str(tmp_path / "none")),
