@@ -218,3 +218,17 @@ def test_hooks_that_are_not_called_are_told(caplog):
     with caplog.at_level("WARNING", "roofline.torch"):
         from_model(model, **PLAIN).close()
     assert "(the first is 'model.layers.1') are not called here" in caplog.text
+
+
+def test_transformers_own_hooks_are_no_reason_to_speak_and_rounded_frequencies_are(caplog):
+    model = models.build("llama")
+    model(torch.arange(4)[None], output_hidden_states=True)
+    assert any(module._forward_hooks for module in model.modules()), "transformers keeps hidden states by hooks"
+    with caplog.at_level("WARNING", "roofline.torch"):
+        from_model(model, **PLAIN).close()
+        assert caplog.messages == []
+        from_model(model.to(torch.bfloat16), **PLAIN).close()
+    assert caplog.messages == [
+        "LlamaForCausalLM: its rotary frequencies were rounded to torch.bfloat16, as .to() does; here they are float32, "
+        "as from_pretrained(dtype=...) has them"
+    ]

@@ -49,7 +49,7 @@ class EngineConfig(Options):
     overlap: bool = option(
         True,
         "Schedule a step while a device computes the one before; where the backend cannot queue steps, where drafts "
-        "are made, and with the naive scheduler, one step ends before the next begins.",
+        "are made, and with the naive scheduler it makes no difference: one step ends before the next begins.",
         topic=ENGINE,
     )
     measure: bool = option(True, "Price each step, so that stats tell the share of the roof.", topic=ENGINE)

@@ -1,5 +1,7 @@
 """Models that are more, or less, than a plain model of transformers: refused with what to hand over in their place."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -13,7 +15,8 @@ _COMPILED = "_orig_mod"  # the submodule that torch.compile puts a module into
 
 
 def check_plain(model: object) -> None:
-    """Raise ConfigError for a model in a wrapper, with an adapter or with packed layers. Hooks are told in the log."""
+    """Raise ConfigError for a model in a wrapper, with an adapter or with packed layers. Hooks, and
+    rotary frequencies that were rounded, are told in the log."""
     kind = type(model).__name__
     if isinstance(model, str | Path):
         raise ConfigError(f"from_model takes a model in memory, not {str(model)!r}: roofline.LLM takes names and paths")
@@ -25,7 +28,7 @@ def check_plain(model: object) -> None:
         raise ConfigError(
             f"a {kind} has an adapter beside its weights; merge it into them: model = model.merge_and_unload()"
         )
-    hooked = ""
+    hooked = rounded = ""
     for name, module in model.named_modules():
         where = f"{kind}: {shorten(name)!r}" if name else kind
         if _COMPILED in module._modules:
@@ -36,7 +39,22 @@ def check_plain(model: object) -> None:
         if isinstance(module, PackedLinear):
             remedy = "hand the model over before quantize_linears, or save it and use `roofline quantize`"
             raise ConfigError(f"{where} is a PackedLinear, whose weights are quantised for torch's kernels: {remedy}")
-        if not hooked and (module._forward_hooks or module._forward_pre_hooks):
+        if not hooked and any(
+            map(_is_users_hook, (*module._forward_hooks.values(), *module._forward_pre_hooks.values()))
+        ):
             hooked = name or kind
+        frequencies = module._buffers.get("inv_freq")
+        if not rounded and frequencies is not None and frequencies.itemsize < 4:
+            rounded = str(frequencies.dtype)
     if hooked:
         log.get("torch").warning("%s: hooks of modules (the first is %r) are not called here", kind, hooked)
+    if rounded:
+        text = "%s: its rotary frequencies were rounded to %s, as .to() does; here they are float32, as %s has them"
+        log.get("torch").warning(text, kind, rounded, "from_pretrained(dtype=...)")
+
+
+def _is_users_hook(hook: Callable[..., object]) -> bool:
+    """Whether a hook is none of transformers' own, which keep hidden states and attentions for its outputs."""
+    while isinstance(hook, partial):
+        hook = hook.func
+    return getattr(hook, "__module__", "").partition(".")[0] != "transformers"
