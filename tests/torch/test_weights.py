@@ -229,6 +229,6 @@ def test_transformers_own_hooks_are_no_reason_to_speak_and_rounded_frequencies_a
         assert caplog.messages == []
         from_model(model.to(torch.bfloat16), **PLAIN).close()
     assert caplog.messages == [
-        "LlamaForCausalLM: its rotary frequencies were rounded to torch.bfloat16, as .to() does; here they are float32, "
-        "as from_pretrained(dtype=...) has them"
+        "LlamaForCausalLM: its rotary frequencies were rounded to torch.bfloat16, as .to() does; here they are "
+        "float32, as from_pretrained(dtype=...) has them"
     ]
