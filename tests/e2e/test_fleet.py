@@ -186,7 +186,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_fleet_with_the_reason(start_flee
 @pytest.fixture
 def shell(environment, home, smollm2_path) -> Iterator:  # noqa: F811
     """run(line): a command line of the page, with `roofline` on PATH and the model in a ROOFLINE_HOME of its own."""
-    from conftest import Shell
+    from tests.e2e.conftest import Shell
 
     folder = home / "shell"
     folder.mkdir()
@@ -211,7 +211,7 @@ def test_the_commands_of_the_page_do_what_it_says(shell):
         assert done.returncode == 0, (line, done.stdout, done.stderr)
         outputs.append(done.stdout)
     answer = next(text for text in outputs if "text_completion" in text)
-    assert json.loads(answer)["usage"]["completion_tokens"] == 8
+    assert 1 <= json.loads(answer)["usage"]["completion_tokens"] <= 8  # it is sampled, and may end before
     assert any("2 of 2 ready" in text or "1 of 2 ready" in text for text in outputs)
     assert "r2: replaced" in "".join(outputs)
     assert shell("roofline status || true").stderr.startswith("roofline: no fleet named 'default' runs here")
