@@ -151,7 +151,10 @@ class FleetSupervisor:
         for slot in self._slots[: self._setup.replicas]:
             slot.begin()
         self._note()
-        self._tasks += [asyncio.create_task(self._read()), asyncio.create_task(self._metrics.run())]
+        for running in (self._read(), self._metrics.run()):
+            task = asyncio.create_task(running)
+            task.add_done_callback(_say_failure)
+            self._tasks.append(task)
         await self._stopping.wait()
 
     @property
@@ -380,6 +383,12 @@ class FleetSupervisor:
                 slot.hurry()
         await leaving
         await asyncio.gather(*(slot.retire(HURRY_SECONDS) for slot in self._slots))
+
+
+def _say_failure(task: "asyncio.Task[None]") -> None:
+    """Log why a task that should run as long as the fleet has ended: the servers go on without it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        LOG.error("figures and metrics of the fleet are no longer read: %s: %s", type(error).__name__, error)
 
 
 def _written(host: str, listening: socket.socket) -> str:
