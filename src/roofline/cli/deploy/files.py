@@ -1,6 +1,6 @@
 """roofline deploy: files that other programs start servers from, on standard output."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +13,8 @@ from roofline.common.options import Option, Options, option
 ENVIRONMENT = Path("/etc/roofline/environment")
 # Files that root alone need read: systemd hands the server copies.
 CREDENTIALS = ("--config", "--api-keys", "--tls-certificate", "--tls-key", "--receipt-key")
+# Options of a server whose address and key are another file's.
+ADDRESS = ("host", "port", "uds", "api_key", "open_probes", "config")
 OPTION_WORDS = "Options of `roofline serve`, behind --, such as -- --max-running 16."
 
 
@@ -99,28 +101,26 @@ def compose(
 
     roofline deploy compose /models/tiny --replicas 4 -- --max-running 32 > compose.yaml
     """
-    from roofline.cli.parser import Parser
-    from roofline.cli.run import serve
-    from roofline.common.errors import ConfigError
     from roofline.deploy.files.compose import ComposeStack
-    from roofline.server.options import ServeOptions
 
-    served = Parser("serve", serve.command).parse([model, *(words or ())])  # what it does not take is refused here
-    options = served["options"]
-    assert isinstance(options, ServeOptions), "its first parameter"
-    fixed = {"host", "port", "uds", "api_key", "open_probes", "config"} & set(_option_names(served))
-    if fixed:
-        flag = f"--{min(fixed).replace('_', '-')}"
-        raise ConfigError(f"{flag}: the file says where containers listen, and takes the key from ROOFLINE_API_KEY")
+    check_free_words(
+        model, words or (), "the file says where containers listen, and takes the key from ROOFLINE_API_KEY"
+    )
     stack = ComposeStack(chip=chip, words=(model, *(words or ())), replicas=replicas, cores=cores, gigabytes=gigabytes)
     print(stack.text(), end="")
 
 
-def _option_names(keywords: dict[str, object]) -> frozenset[str]:
-    """The names of the options that a call of serve gives."""
-    names = keywords["named"]
+def check_free_words(model: str, words: Sequence[str], reason: str, further: Collection[str] = ()) -> None:
+    """Raise what `roofline serve` raises for these words, and ConfigError for an option that whoever starts it sets
+    itself: one of ADDRESS or `further`."""
+    from roofline.cli.parser import Parser
+    from roofline.cli.run import serve
+    from roofline.common.errors import ConfigError
+
+    names = Parser("serve", serve.command).parse([model, *words])["named"]
     assert isinstance(names, frozenset), "its parameter of that name"
-    return names
+    if fixed := names & {*ADDRESS, *further}:
+        raise ConfigError(f"--{min(fixed).replace('_', '-')}: {reason}")
 
 
 def _take_flags(words: list[str], flags: Collection[str]) -> dict[str, str]:

@@ -3,14 +3,13 @@
 from typing import Annotated
 
 from roofline.backends.options import DEFAULT_MODEL
-from roofline.cli.deploy.files import OPTION_WORDS
+from roofline.cli.deploy.files import OPTION_WORDS, check_free_words
 from roofline.cli.options import ModelArgument
 from roofline.cli.parser import Argument, Without
 from roofline.deploy.kubernetes.options import KubernetesOptions
 from roofline.deploy.scaling import ScalingTargets
 
 LATENCY = ("waiting", "queue_seconds", "first_token_seconds", "token_seconds", "growth", "settle_seconds")
-FIXED = {"host", "port", "uds", "api_key", "api_keys", "open_probes", "config"}
 
 
 def command(
@@ -24,15 +23,8 @@ def command(
 
     roofline deploy k8s smollm2-135m --cores 4 --memory 4Gi --storage 2Gi -- --max-running 16 > fleet.yaml
     """
-    from roofline.cli.parser import Parser
-    from roofline.cli.run import serve
-    from roofline.common.errors import ConfigError
     from roofline.deploy.kubernetes.objects import KubernetesFleet
 
-    served = Parser("serve", serve.command).parse([model, *(words or ())])  # what it does not take is refused here
-    names = served["named"]
-    assert isinstance(names, frozenset), "its parameter of that name"
-    if fixed := FIXED & names:
-        flag = f"--{min(fixed).replace('_', '-')}"
-        raise ConfigError(f"{flag}: the objects say where pods listen, and take keys from the secret --keys names")
+    reason = "the objects say where pods listen, and take keys from the secret --keys names"
+    check_free_words(model, words or (), reason, ("api_keys",))
     print(KubernetesFleet(options=options, scaling=scaling, model=model, words=tuple(words or ())).text(), end="")

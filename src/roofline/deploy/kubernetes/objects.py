@@ -13,7 +13,7 @@ from roofline.common.errors import ConfigError
 from roofline.common.json_types import JsonObject
 from roofline.deploy.files.dockerfile import PORT, USER_ID
 from roofline.deploy.files.stopping import stop_seconds
-from roofline.deploy.kubernetes.options import KubernetesOptions
+from roofline.deploy.kubernetes.options import KubernetesOptions, metadata_of
 from roofline.deploy.kubernetes.scaling import autoscaler_of
 from roofline.deploy.scaling import ScalingTargets
 
@@ -64,11 +64,10 @@ class KubernetesFleet:
         """What names the filling of a model: another model is another job."""
         return hashlib.sha256(self.model.encode()).hexdigest()[:10]
 
-    def _meta(self, part: str = "") -> JsonObject:
-        options = self.options
-        labels = {"app.kubernetes.io/name": "roofline", "app.kubernetes.io/instance": options.name}
-        place = {"namespace": options.namespace} if options.namespace else {}
-        return {"name": f"{options.name}{part}", **place, "labels": labels}
+    @property
+    def _selector(self) -> JsonObject:
+        """The labels by which the pods of the server are known; the job's pod has others."""
+        return {"app.kubernetes.io/instance": self.options.name, "app": "serve"}
 
     @property
     def _image(self) -> str:
@@ -80,7 +79,7 @@ class KubernetesFleet:
         return {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
-            "metadata": self._meta("-models"),
+            "metadata": metadata_of(self.options, "-models"),
             "spec": {
                 "accessModes": [options.access],
                 **named,
@@ -103,7 +102,7 @@ class KubernetesFleet:
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",
-            "metadata": self._meta(f"-fill-{self._mark}"),
+            "metadata": metadata_of(self.options, f"-fill-{self._mark}"),
             "spec": {"backoffLimit": 6, "template": {"metadata": {"labels": {"app": "fill"}}, "spec": pod}},
         }
 
@@ -130,12 +129,12 @@ class KubernetesFleet:
         }
 
     def _deployment(self) -> JsonObject:
-        options, selector = self.options, {"app.kubernetes.io/instance": self.options.name, "app": "serve"}
+        options, selector = self.options, self._selector
         scaled = options.autoscaler != "none"
         return {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
-            "metadata": self._meta(),
+            "metadata": metadata_of(self.options),
             "spec": {
                 # An autoscaler's number would be taken back by the next `kubectl apply`.
                 **({} if scaled else {"replicas": options.replicas}),
@@ -146,12 +145,12 @@ class KubernetesFleet:
                         "labels": {"app.kubernetes.io/name": "roofline", **selector},
                         "annotations": {"prometheus.io/scrape": "true", "prometheus.io/port": str(PORT)},
                     },
-                    "spec": self._pod(selector),
+                    "spec": self._pod(),
                 },
             },
         }
 
-    def _pod(self, selector: JsonObject) -> JsonObject:
+    def _pod(self) -> JsonObject:
         wait = 'until [ -e "$ROOFLINE_HOME/models/.$MARK" ]; do sleep 2; done'
         mounts = [{"name": "models", "mountPath": f"{HOME}/models", "readOnly": True}] if self._pulls else []
         waiting = self._container("wait", ["sh", "-c", wait], mounts)
@@ -166,7 +165,7 @@ class KubernetesFleet:
                     "maxSkew": 1,
                     "topologyKey": "kubernetes.io/hostname",
                     "whenUnsatisfiable": "ScheduleAnyway",
-                    "labelSelector": {"matchLabels": selector},
+                    "labelSelector": {"matchLabels": self._selector},
                 }
             ],
             **({"initContainers": [waiting]} if self._pulls else {}),
@@ -203,22 +202,20 @@ class KubernetesFleet:
         return {"requests": amounts, "limits": dict(amounts)}  # alike, so that cores are its own
 
     def _service(self) -> JsonObject:
-        selector = {"app.kubernetes.io/instance": self.options.name, "app": "serve"}
         ports = [{"name": "http", "port": 80, "targetPort": "http"}]
         return {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": self._meta(),
-            "spec": {"selector": selector, "ports": ports},
+            "metadata": metadata_of(self.options),
+            "spec": {"selector": self._selector, "ports": ports},
         }
 
     def _disruptions(self) -> JsonObject:
-        selector = {"app.kubernetes.io/instance": self.options.name, "app": "serve"}
         return {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
-            "metadata": self._meta(),
-            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector}},
+            "metadata": metadata_of(self.options),
+            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": self._selector}},
         }
 
 

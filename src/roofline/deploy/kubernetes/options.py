@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roofline.common.errors import ConfigError
+from roofline.common.json_types import JsonObject
 from roofline.common.options import Options, option
 from roofline.deploy.files.dockerfile import Chip
 
@@ -58,3 +59,10 @@ class KubernetesOptions(Options):
             raise ConfigError("memory is needed: `roofline info MODEL` tells what a model takes; give one such as 16Gi")
         if self.autoscaler != "none" and self.requests_per_replica is None:
             raise ConfigError(f"autoscaler={self.autoscaler} needs requests_per_replica")
+
+
+def metadata_of(options: KubernetesOptions, part: str = "") -> JsonObject:
+    """Return the name, namespace and labels of an object. part: behind the fleet's name."""
+    labels = {"app.kubernetes.io/name": "roofline", "app.kubernetes.io/instance": options.name}
+    place = {"namespace": options.namespace} if options.namespace else {}
+    return {"name": f"{options.name}{part}", **place, "labels": labels}

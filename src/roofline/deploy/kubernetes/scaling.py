@@ -6,7 +6,7 @@ Both compute as it does: as many replicas as the open requests need, at once for
 
 from roofline.common.errors import ConfigError, UnsupportedError
 from roofline.common.json_types import JsonObject
-from roofline.deploy.kubernetes.options import KubernetesOptions
+from roofline.deploy.kubernetes.options import KubernetesOptions, metadata_of
 from roofline.deploy.scaling import ScalingTargets
 
 OPEN_REQUESTS = "roofline_open_requests"  # of a pod: a rule of the metrics' adapter gives it that name
@@ -47,19 +47,13 @@ def behavior(targets: ScalingTargets) -> JsonObject:
     }
 
 
-def _meta(options: KubernetesOptions) -> JsonObject:
-    place = {"namespace": options.namespace} if options.namespace else {}
-    labels = {"app.kubernetes.io/name": "roofline", "app.kubernetes.io/instance": options.name}
-    return {"name": options.name, **place, "labels": labels}
-
-
 def _horizontal(options: KubernetesOptions, targets: ScalingTargets) -> JsonObject:
     metric = {"metric": {"name": OPEN_REQUESTS}}
     target = {"type": "AverageValue", "averageValue": open_requests(options, targets)}
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
-        "metadata": _meta(options),
+        "metadata": metadata_of(options),
         "spec": {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": options.name},
             "minReplicas": targets.min_replicas,
@@ -78,7 +72,7 @@ def _keda(options: KubernetesOptions, targets: ScalingTargets) -> JsonObject:
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
-        "metadata": _meta(options),
+        "metadata": metadata_of(options),
         "spec": {
             "scaleTargetRef": {"name": options.name},
             "minReplicaCount": targets.min_replicas,

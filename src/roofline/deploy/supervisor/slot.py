@@ -32,6 +32,7 @@ class ReplicaSlot:
 
     def __init__(
         self,
+        *,
         number: int,
         listening: socket.socket,
         command: ReplicaCommand,

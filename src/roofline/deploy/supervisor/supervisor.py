@@ -100,7 +100,14 @@ class FleetSupervisor:
         for number, command in enumerate(self._setup.commands(), 1):
             port = options.replica_port + number - 1 if options.replica_port else 0
             listening = bind(LOOPBACK, port, "--replica-port")
-            slot = ReplicaSlot(number, listening, command, path, self._router, options.start_timeout)
+            slot = ReplicaSlot(
+                number=number,
+                listening=listening,
+                command=command,
+                folder=path,
+                router=self._router,
+                start_seconds=options.start_timeout,
+            )
             slot.changed, slot.hopeless = self._note, self._give_up
             slot.ever_ready = lambda: self._ever_ready
             slot.spare = lambda slot=slot: any(other.is_ready for other in self._slots if other is not slot)  # type: ignore[misc]
